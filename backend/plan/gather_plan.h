@@ -1,0 +1,32 @@
+// Gather inside one node: every rank pushes its shards to their places on every other rank.
+//
+// Worked example, 3 ranks, rank 1 (targets rotated by the own index: 2, then 0):
+//   gather_push  signal gather_credit to all         "my slot is free"
+//   own          copy own shard -> own place
+//   gather_push  wait gather_credit from 2; copy shard 1 -> slot of 2; signal gather_arrival to 2
+//   gather_push  wait gather_credit from 0; copy shard 1 -> slot of 0; signal gather_arrival to 0
+//   arrive       wait gather_arrival from 0, from 2
+//
+// Cast groups (shard_dtype != dtype somewhere): instead of the own copy a cast writes the own place (a plain own copy for
+// parameters that need no cast), signals kCast, and pushes wait for it and read kSlot instead of kShard.
+//
+// Bounced form (outputs outside the arena): the shards are cut into chunks of at most landing_slice_bytes packed bytes
+// (64-byte aligned per piece); chunk c goes to landing area c % 2 of every peer, once that peer has unpacked chunk c - 2;
+// the receiver copies it on to its output and grants the area again. Own shard: one copy to the output.
+// The straight form and the bounced form of one layout have equal `advance`, so that ranks may decide between them when
+// the call starts: the straight form's last signals jump to the same final values.
+#pragma once
+
+#include "backend/plan/program.h"
+
+namespace tide {
+
+struct GatherOptions {
+  Space destination = Space::kSlot;  // kSlot (a planned group) or kOutput (a coalesced call)
+  bool bounced = false;              // only with kOutput
+  int64_t landing_slice_bytes = 0;   // of one slice of one landing area; used by the bounced form's cuts in both forms
+};
+
+Program plan_gather(const GroupLayout& layout, int rank, const GatherOptions& options);
+
+}  // namespace tide

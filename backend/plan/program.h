@@ -1,0 +1,113 @@
+// A program: what one rank does in one collective, as data. Plans make programs (gather_plan.h, reduce_plan.h); the
+// engine runs them, the checker proves them, the simulator times them. All three read only what stands here.
+//
+// A program is a list of steps. Each step belongs to a queue; the steps of a queue run in list order, different queues
+// run at the same time and meet only through counters. The list order itself is one in which all queues of a rank
+// could be merged into a single FIFO and every rank would still finish: a wait for a credit comes after every own step
+// that the grant depends on.
+//
+// Pieces. Steps do not name parameters but ranges of the program's piece table, so their number does not grow with the
+// number of parameters. A piece is a run of elements of one parameter's shard; the table is sorted by shard order.
+//
+// Counters. counter c at rank a, from rank b, is a 32-bit word in a's control page that only b writes, and that only
+// grows (compared cyclically, nothing is ever reset). A step's `value` counts from the start of the operation; the
+// engine adds the sum of `advance[c]` over all earlier operations of the group, which is equal on all ranks.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/layout/group_layout.h"
+
+namespace tide {
+
+enum class Queue : uint8_t {
+  kOwn,         // own copy and cast: delays completion, never a push (but a cast group's pushes read what it wrote)
+  kGatherPush,  // copies of a gather to local peers
+  kReducePush,  // copies of a reduce to local peers
+  kSum,         // accumulate and combine
+  kUnpack,      // landing to output
+  kArrive,      // last waits of a gather: completion
+  kRail,        // puts, confirms and arrivals between nodes
+};
+inline constexpr int kQueueCount = 7;
+
+enum class Counter : uint8_t {
+  kGatherCredit,    // "my slot (or landing area) is free: write"; from the receiver to the writer
+  kGatherArrival,   // "your bytes are in your slot (or landing area)"; from the writer to the receiver
+  kReduceCredit,    // "my staging is free: write"
+  kReduceArrival,   // "my slices are in your staging"
+  kCast,            // own: the shard in the communication dtype is at its own place in the slot
+};
+inline constexpr int kCounterCount = 5;
+
+// Where the elements of a piece range lie. Every space is addressed by (parameter, element) through the layout.
+enum class Space : uint8_t {
+  kShard,     // resident shards, one base per parameter; shard order
+  kSlot,      // unsharded parameters in an arena slot; places
+  kGradient,  // unsharded gradients where autograd left them, one base per parameter; places, without padding
+  kStaging,   // arena: slices of gradients that arrive for the owner; [area][slice] then Piece::packed_offset
+  kLanding,   // arena: pieces of a gather on their way to outputs outside the arena; as kStaging
+  kOutput,    // one base per parameter. Gather: unsharded outputs, places. Reduce: summed shards, shard order
+};
+
+enum class Op : uint8_t {
+  kCopy,        // pieces of `shard`, from -> to at `peer` (kSelf: own memory; kAllPeers: multicast)
+  kCast,        // pieces of the own shard, kShard -> own place in kSlot, shard_dtype -> dtype
+  kSignal,      // counter at `peer` (or kAllPeers) becomes base + value, after every earlier copy of this queue to it
+  kWait,        // until counter from `peer` has reached base + value
+  kAccumulate,  // own pieces: sum over ranks in rank order of staging[area][rank] and the own gradient -> kOutput
+};
+
+inline constexpr int kSelf = -1;
+inline constexpr int kAllPeers = -2;  // every rank of the node but this one
+
+struct Piece {
+  int parameter = 0;
+  int64_t begin = 0;          // first element, in the parameter's padded shard
+  int64_t numel = 0;
+  int64_t packed_offset = 0;  // bytes from the start of the piece's slice in staging or landing
+};
+
+struct Step {
+  Op op = Op::kWait;
+  Queue queue = Queue::kOwn;
+  int peer = kSelf;            // group rank, kSelf or kAllPeers
+  int first_piece = 0;         // [first_piece, last_piece) of the piece table
+  int last_piece = 0;
+  int shard = 0;               // kCopy: group rank whose shard the pieces belong to
+  Space from = Space::kShard;
+  Space to = Space::kSlot;
+  int area = 0;                // staging or landing area (0 or 1)
+  int slice = 0;               // staging or landing slice: the writer's group rank
+  Counter counter = Counter::kGatherCredit;
+  uint32_t value = 0;
+};
+
+enum class Direction : uint8_t { kGather, kReduce };
+
+struct Program {
+  Direction direction = Direction::kGather;
+  int ranks = 1;
+  int rank = 0;
+  std::vector<Piece> pieces;
+  std::vector<Step> steps;                           // in FIFO order
+  std::array<uint32_t, kCounterCount> advance = {};  // equal on all ranks
+  int areas = 0;                                     // staging or landing areas used: 0, 1 or 2
+  int64_t slice_bytes = 0;                           // bytes of one slice of an area (a multiple of 64)
+  uint64_t hash = 0;                                 // of everything that must be equal on all ranks
+
+  // Last step in kReducePush or kSum order that reads a gradient: after it, gradients are free. -1 without one.
+  int last_gradient_read = -1;
+};
+
+// One line a step, for messages and tests: "gather_push  wait gather_credit from 1 >= 1".
+std::string to_string(const Step& step);
+std::string to_string(const Program& program);
+const char* queue_name(Queue queue);
+const char* counter_name(Counter counter);
+const char* space_name(Space space);
+
+}  // namespace tide

@@ -1,0 +1,115 @@
+"""The compiled part of tide as Python sees it (backend/c10d)."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup, Store, Work
+
+TORCH_VERSION: str
+"""The torch that this module was built for, "major.minor"."""
+
+class Backend(torch._C._distributed_c10d.Backend):
+    """The c10d backend. Serves the layout collectives itself and hands everything else to inner backends."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        options: Any,
+        make_inner: Callable[[str], torch._C._distributed_c10d.Backend | None],
+    ) -> None: ...
+    def inner(self, device_type: str) -> torch._C._distributed_c10d.Backend: ...
+    def inner_if_made(self, device_type: str) -> torch._C._distributed_c10d.Backend | None: ...
+
+    # FSDP2 groups (python/tide/fsdp). All collective, same order on all ranks.
+    def plan(self, requests: Sequence[PlanRequest], prefetch_depth: int) -> list[PlanAnswer]:
+        """One vote over all groups of a root. Raises DistBackendError when the vote itself fails."""
+    def gather(self, plan: int, shards: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> GatherWork | None:
+        """Binds each output's (empty) storage to its place in a slot and starts the pushes.
+
+        None when no slot is free: the caller takes the stock path this once, on all ranks alike.
+        """
+    def vacate(self, plan: int) -> None:
+        """The plan's slot is free from here in call order; no-op when it holds none."""
+    def reduce(
+        self,
+        plan: int,
+        parameters: Sequence[int],
+        gradients: Sequence[torch.Tensor],
+        output: torch.Tensor,
+        op: str,
+        scale: float,
+        slot_reuse: bool,
+    ) -> ReduceWork:
+        """Sums `gradients` (full, contiguous, of the plan's `parameters` in this order) over the ranks in fp32.
+
+        `output` is flat, in shard order: for each named parameter its padded shard, in `output`'s dtype.
+        `parameters` in any order; the flat output follows the given order. op: "sum", "min" or "max".
+        """
+
+    # tide.empty / tide.register
+    def allocate(self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
+    def register(self, tensors: Sequence[torch.Tensor]) -> None: ...
+    def gather_layout(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], rows: Sequence[int], async_op: bool
+    ) -> Work: ...
+    def reduce_layout(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        rows: Sequence[int],
+        op: str,
+        scale: float,
+        async_op: bool,
+    ) -> Work: ...
+
+    def counters(self) -> dict[str, int]: ...
+    def flight_record(self) -> str: ...
+    def why_delegated(self) -> dict[str, str]:
+        """Operation name -> reason of its last delegation, for those operations tide has a path of its own for."""
+
+class PlanRequest:
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[ParameterSpec],
+        refusal: str = "",
+        serve_gather: bool = True,
+        serve_reduce: bool = True,
+        stays_unsharded: bool = False,
+        may_lease: bool = True,
+        gradient_dtype: torch.dtype = ...,
+    ) -> None: ...
+
+class ParameterSpec:
+    def __init__(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        shard_dtype: torch.dtype,
+        shard_numel: int,
+        unsharded_numel: int,
+        rows: int = 1,
+    ) -> None: ...
+
+class PlanAnswer:
+    accepted: bool
+    reason: str
+    plan: int
+    staging: str  # "none", "leased", "area"
+    slot_bytes: int
+
+class GatherWork(Work):
+    slot: int
+
+class ReduceWork(Work):
+    def wait_read(self) -> None:
+        """Returns when the gradients have been read; they may be freed or overwritten then."""
+
+def bind_storage(tensor: torch.Tensor, address: int, nbytes: int, keep_alive: object) -> None: ...
+
+def storage_is_bound(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's storage lies in a tide slot now."""
