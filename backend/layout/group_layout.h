@@ -72,7 +72,8 @@ class GroupLayout {
   int64_t slot_offset(int p) const { return slot_offsets_[p]; }
   int64_t slot_bytes() const { return slot_offsets_.back(); }
 
-  // Sum over parameters of shard bytes in dtype; times (ranks - 1) is what a gather must move into each rank.
+  // Sum over parameters of padded shard bytes in dtype; times (ranks - 1) is the most a gather moves into each rank
+  // (padding is never moved).
   int64_t shard_bytes() const { return shard_bytes_; }
 
   // Elements [begin, begin + numel) of rank's shard of p, as at most three rectangles (a head that starts inside a

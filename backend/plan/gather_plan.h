@@ -11,10 +11,15 @@
 // parameters that need no cast), signals kCast, and pushes wait for it and read kSlot instead of kShard.
 //
 // Bounced form (outputs outside the arena): the shards are cut into chunks of at most landing_slice_bytes packed bytes
-// (64-byte aligned per piece); chunk c goes to landing area c % 2 of every peer, once that peer has unpacked chunk c - 2;
-// the receiver copies it on to its output and grants the area again. Own shard: one copy to the output.
-// The straight form and the bounced form of one layout have equal `advance`, so that ranks may decide between them when
-// the call starts: the straight form's last signals jump to the same final values.
+// (64-byte aligned per piece, nearly equal chunks); chunk c goes to landing area c % 2 of every peer, once that peer has
+// unpacked chunk c - 2; the receiver copies it on to its output and grants the area again. Own shard: one copy to the
+// output. Credits come from the unpack queue (landing_credit), so they stand behind every earlier call's unpacking;
+// the straight form to outputs takes its credits from there too.
+// The straight form and the bounced form of one layout have equal `advance` and hash, so that ranks may decide between
+// them when the call starts: the straight form's signals jump to the same final values.
+//
+// What the engine adds between operations: a gather whose slot was leased staging of an earlier reduce starts, on every
+// queue, behind the end of that reduce's sum queue on this rank.
 #pragma once
 
 #include "backend/plan/program.h"
@@ -27,6 +32,7 @@ struct GatherOptions {
   int64_t landing_slice_bytes = 0;   // of one slice of one landing area; used by the bounced form's cuts in both forms
 };
 
+// Casts only with kSlot; bounced only with kOutput.
 Program plan_gather(const GroupLayout& layout, int rank, const GatherOptions& options);
 
 }  // namespace tide

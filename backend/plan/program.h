@@ -9,9 +9,14 @@
 // Pieces. Steps do not name parameters but ranges of the program's piece table, so their number does not grow with the
 // number of parameters. A piece is a run of elements of one parameter's shard; the table is sorted by shard order.
 //
+// Padding never moves: a copy of pieces of shard s moves only their elements before valid_numel(parameter, s)
+// (piece_blocks below clips), an accumulate writes zeros behind them.
+//
 // Counters. counter c at rank a, from rank b, is a 32-bit word in a's control page that only b writes, and that only
 // grows (compared cyclically, nothing is ever reset). A step's `value` counts from the start of the operation; the
 // engine adds the sum of `advance[c]` over all earlier operations of the group, which is equal on all ranks.
+// Each counter is signalled from one queue only, in every program: two queues of different operations could overtake
+// each other and set a word back. That is why credits of four kinds are four counters.
 #pragma once
 
 #include <array>
@@ -28,20 +33,22 @@ enum class Queue : uint8_t {
   kGatherPush,  // copies of a gather to local peers
   kReducePush,  // copies of a reduce to local peers
   kSum,         // accumulate and combine
-  kUnpack,      // landing to output
+  kUnpack,      // landing to output, and the credits of landing areas and outputs
   kArrive,      // last waits of a gather: completion
   kRail,        // puts, confirms and arrivals between nodes
 };
 inline constexpr int kQueueCount = 7;
 
 enum class Counter : uint8_t {
-  kGatherCredit,    // "my slot (or landing area) is free: write"; from the receiver to the writer
-  kGatherArrival,   // "your bytes are in your slot (or landing area)"; from the writer to the receiver
-  kReduceCredit,    // "my staging is free: write"
-  kReduceArrival,   // "my slices are in your staging"
-  kCast,            // own: the shard in the communication dtype is at its own place in the slot
+  kGatherCredit,    // "my slot is free: write"; from the receiver (gather_push) to the writer
+  kLandingCredit,   // "my landing area (or output) is free: write"; from the receiver (unpack)
+  kGatherArrival,   // "your bytes are in your slot, output or landing area"; from the writer (gather_push)
+  kLeaseCredit,     // "my vacated slot is staging: write"; from the owner (reduce_push)
+  kReduceCredit,    // "my staging area is free: write"; from the owner, behind its earlier sums (sum)
+  kReduceArrival,   // "my slices are in your staging"; from the writer (reduce_push)
+  kCast,            // own: the shard in the communication dtype is at its own place in the slot (own)
 };
-inline constexpr int kCounterCount = 5;
+inline constexpr int kCounterCount = 7;
 
 // Where the elements of a piece range lie. Every space is addressed by (parameter, element) through the layout.
 enum class Space : uint8_t {
@@ -99,9 +106,13 @@ struct Program {
   int64_t slice_bytes = 0;                           // bytes of one slice of an area (a multiple of 64)
   uint64_t hash = 0;                                 // of everything that must be equal on all ranks
 
-  // Last step in kReducePush or kSum order that reads a gradient: after it, gradients are free. -1 without one.
+  // Index of the last step that reads a gradient: gradients are free once kReducePush and kSum have both run all
+  // their steps up to it. -1 without one.
   int last_gradient_read = -1;
 };
+
+// The rectangles of one piece of `shard` that move, without the shard's padding; as GroupLayout::blocks.
+int piece_blocks(const GroupLayout& layout, const Piece& piece, int shard, Block blocks[3]);
 
 // One line a step, for messages and tests: "gather_push  wait gather_credit from 1 >= 1".
 std::string to_string(const Step& step);

@@ -1,0 +1,114 @@
+// Worked example of the text: step {kWait, kGatherPush, peer 1, kGatherCredit, value 1} reads
+//   gather_push  wait gather_credit from 1 >= 1
+#include "backend/plan/program.h"
+
+#include <algorithm>
+
+namespace tide {
+namespace {
+
+constexpr size_t kQueueColumn = 13;
+
+std::string peer_text(int peer) {
+  if (peer == kSelf) return "self";
+  if (peer == kAllPeers) return "all";
+  return std::to_string(peer);
+}
+
+std::string pieces_text(const Step& step) {
+  return "pieces [" + std::to_string(step.first_piece) + ", " + std::to_string(step.last_piece) + ")";
+}
+
+std::string area_text(const Step& step) { return "[" + std::to_string(step.area) + "]"; }
+
+// "slot", "staging[0][1]"
+std::string space_text(const Step& step, Space space) {
+  std::string text = space_name(space);
+  if (space == Space::kStaging || space == Space::kLanding) {
+    text += area_text(step) + "[" + std::to_string(step.slice) + "]";
+  }
+  return text;
+}
+
+std::string action_text(const Step& step) {
+  switch (step.op) {
+    case Op::kCopy:
+      return "copy " + pieces_text(step) + " of shard " + std::to_string(step.shard) + ": " +
+             space_text(step, step.from) + " -> " + space_text(step, step.to) +
+             (step.peer == kSelf ? "" : " of " + peer_text(step.peer));
+    case Op::kCast:
+      return "cast " + pieces_text(step) + " of shard " + std::to_string(step.shard) + ": " +
+             space_text(step, step.from) + " -> " + space_text(step, step.to);
+    case Op::kSignal:
+      return std::string("signal ") + counter_name(step.counter) + " to " + peer_text(step.peer) + " = " +
+             std::to_string(step.value);
+    case Op::kWait:
+      return std::string("wait ") + counter_name(step.counter) + " from " + peer_text(step.peer) +
+             " >= " + std::to_string(step.value);
+    case Op::kAccumulate:
+      return "accumulate " + pieces_text(step) + " of shard " + std::to_string(step.shard) + ": " +
+             space_name(step.from) + area_text(step) + " + gradient -> " + space_name(step.to);
+  }
+  return "unknown step";
+}
+
+}  // namespace
+
+const char* queue_name(Queue queue) {
+  switch (queue) {
+    case Queue::kOwn: return "own";
+    case Queue::kGatherPush: return "gather_push";
+    case Queue::kReducePush: return "reduce_push";
+    case Queue::kSum: return "sum";
+    case Queue::kUnpack: return "unpack";
+    case Queue::kArrive: return "arrive";
+    case Queue::kRail: return "rail";
+  }
+  return "unknown";
+}
+
+const char* counter_name(Counter counter) {
+  switch (counter) {
+    case Counter::kGatherCredit: return "gather_credit";
+    case Counter::kLandingCredit: return "landing_credit";
+    case Counter::kGatherArrival: return "gather_arrival";
+    case Counter::kLeaseCredit: return "lease_credit";
+    case Counter::kReduceCredit: return "reduce_credit";
+    case Counter::kReduceArrival: return "reduce_arrival";
+    case Counter::kCast: return "cast";
+  }
+  return "unknown";
+}
+
+const char* space_name(Space space) {
+  switch (space) {
+    case Space::kShard: return "shard";
+    case Space::kSlot: return "slot";
+    case Space::kGradient: return "gradient";
+    case Space::kStaging: return "staging";
+    case Space::kLanding: return "landing";
+    case Space::kOutput: return "output";
+  }
+  return "unknown";
+}
+
+int piece_blocks(const GroupLayout& layout, const Piece& piece, int shard, Block blocks[3]) {
+  const int64_t valid = layout.valid_numel(piece.parameter, shard) - piece.begin;
+  return layout.blocks(piece.parameter, shard, piece.begin, std::min(piece.numel, valid), blocks);
+}
+
+std::string to_string(const Step& step) {
+  std::string text = queue_name(step.queue);
+  text.resize(std::max(text.size() + 1, kQueueColumn), ' ');
+  return text + action_text(step);
+}
+
+std::string to_string(const Program& program) {
+  std::string text = std::string(program.direction == Direction::kGather ? "gather" : "reduce") + ", rank " +
+                     std::to_string(program.rank) + " of " + std::to_string(program.ranks) + ", " +
+                     std::to_string(program.pieces.size()) + " pieces\n";
+  for (const Step& step : program.steps) text += to_string(step) + "\n";
+  return text;
+}
+
+}  // namespace tide
