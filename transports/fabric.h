@@ -110,19 +110,24 @@ class Fabric {
   virtual Status cast(int queue, const CastBlock* blocks, int count) = 0;
   virtual Status accumulate(int queue, const AccumulateBlock* blocks, int count, const AccumulateOptions& options) = 0;
 
-  // Stores value into *word, a word inside a window of a peer (or the own window), and wakes a waiter there.
+  // Stores value into *word, a 4-byte aligned word inside a window of a peer (or the own window), and wakes a waiter there.
   virtual Status signal(int queue, uint32_t* word, uint32_t value) = 0;
   // Until *word, in the own window, has cyclically reached value: int32_t(*word - value) >= 0.
   virtual Status wait(int queue, const uint32_t* word, uint32_t value, const WaitGuard& guard) = 0;
 
-  // Called at most once per peer, from a thread of the fabric, when a peer died, closed early or sent fail().
-  // Set before the first create_window; must not call back into the fabric except wake_all().
+  // OK while the peer may still signal; kPeerLost with the reason once it died, sent fail() or said goodbye. A goodbye is
+  // no failure (the peer has finished its work), so no listener hears of it: a guard's `check` asks here for the peer it
+  // waits for. Every change ends the slice of all waits, so `check` is called soon. After a check that fails, the word is
+  // looked at once more, so that a peer's last signal before its goodbye counts.
+  virtual Status peer_status(int rank) const = 0;
+  // Called at most once per peer, from a thread of the fabric, when a peer died, closed without a goodbye or sent fail().
+  // Set before the first create_window; must not call back into the fabric except wake_all() and peer_status().
   virtual void on_peer_failure(std::function<void(int rank, const Status& reason)> listener) = 0;
   // Ends this rank's waits soon (they look at their guard's flag), e.g. after the flag was set.
   virtual void wake_all() = 0;
   // Tells the peers that this rank's group failed, and why.
   virtual void fail(const Status& reason) = 0;
-  // Says goodbye (peers that still wait for this rank get kPeerLost only if they wait), closes sockets, joins threads.
+  // Says goodbye (peers that still wait for this rank learn it from peer_status), closes sockets, joins threads.
   // No call is in flight. Idempotent. Mapped windows stay.
   virtual void close() = 0;
 };
