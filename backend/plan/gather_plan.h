@@ -30,6 +30,7 @@ struct GatherOptions {
   Space destination = Space::kSlot;  // kSlot (a planned group) or kOutput (a coalesced call)
   bool bounced = false;              // only with kOutput
   int64_t landing_slice_bytes = 0;   // of one slice of one landing area; used by the bounced form's cuts in both forms
+  bool operator==(const GatherOptions&) const = default;
 };
 
 // Casts only with kSlot; bounced only with kOutput.

@@ -29,6 +29,7 @@ struct ReduceOptions {
   int areas = 2;                    // 1 (leased) or 2 (area)
   int64_t staging_slice_bytes = 0;  // bytes of one slice of one area; leased: the whole subset must fit
   int sums = 2;                     // least number of parts (leased) or chunks (area) of a large reduce
+  bool operator==(const ReduceOptions&) const = default;
 };
 
 // A reduce is divided for the sake of overlap only into parts of at least this many packed bytes.
