@@ -1,0 +1,188 @@
+// The backend's frame: inner backends, groups, lifetime. The operations are in delegation.cc.
+#include "backend/c10d/process_group_tide.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "backend/c10d/work_all.h"
+
+namespace tide {
+
+ProcessGroupTide::ProcessGroupTide(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                                   c10::intrusive_ptr<OptionsTide> options, PythonEdge edge)
+    : c10d::Backend(rank, size),
+      store_(std::move(store)),
+      options_(std::move(options)),
+      edge_(std::move(edge)) {}
+
+ProcessGroupTide::~ProcessGroupTide() { drop_inners(); }
+
+BackendPointer ProcessGroupTide::inner(const std::string& device_type) {
+  std::lock_guard<std::mutex> lock(inner_mutex_);
+  auto found = inners_.find(device_type);
+  if (found != inners_.end()) return found->second;
+  BackendPointer made = edge_.make_inner(device_type);
+  TORCH_CHECK(made, "tide group '", options_->group_name, "' has no inner backend for ", device_type, " tensors");
+  made->setGroupUid(getGroupUid());
+  made->setGroupDesc(getGroupDesc());
+  auto bound = getBoundDeviceId();
+  if (bound && c10::DeviceTypeName(bound->type(), true) == device_type) made->setBoundDeviceId(bound);
+  inners_.emplace(device_type, made);
+  return made;
+}
+
+BackendPointer ProcessGroupTide::inner_if_made(const std::string& device_type) const {
+  std::lock_guard<std::mutex> lock(inner_mutex_);
+  auto found = inners_.find(device_type);
+  return found == inners_.end() ? nullptr : found->second;
+}
+
+std::vector<BackendPointer> ProcessGroupTide::inners_made() const {
+  std::lock_guard<std::mutex> lock(inner_mutex_);
+  std::vector<BackendPointer> made;
+  for (const auto& entry : inners_) made.push_back(entry.second);
+  return made;
+}
+
+void ProcessGroupTide::drop_inners() {
+  auto drop = [this] {
+    std::map<std::string, BackendPointer> dropped;
+    {
+      std::lock_guard<std::mutex> lock(inner_mutex_);
+      dropped.swap(inners_);
+    }
+    coalescing_inner_.reset();
+    dropped.clear();
+  };
+  if (edge_.without_gil) {
+    edge_.without_gil(drop);
+  } else {
+    drop();
+  }
+}
+
+void ProcessGroupTide::startCoalescing() {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  TORCH_CHECK(!coalescing_, "tide group '", options_->group_name, "': coalescing regions do not nest");
+  coalescing_ = true;
+}
+
+WorkPointer ProcessGroupTide::endCoalescing() {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  TORCH_CHECK(coalescing_, "tide group '", options_->group_name, "': endCoalescing without startCoalescing");
+  coalescing_ = false;
+  std::vector<WorkPointer> works = std::exchange(coalesced_works_, {});
+  if (BackendPointer inner = std::exchange(coalescing_inner_, nullptr)) {
+    if (WorkPointer work = inner->endCoalescing()) works.push_back(std::move(work));
+  }
+  if (works.empty()) return nullptr;
+  if (works.size() == 1) return works.front();
+  return c10::make_intrusive<WorkAll>(getRank(), std::move(works));
+}
+
+WorkPointer ProcessGroupTide::tracked(WorkPointer work) {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  if (coalescing_ && work) coalesced_works_.push_back(work);
+  return work;
+}
+
+BackendPointer ProcessGroupTide::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                       const c10::intrusive_ptr<Options>& options) {
+  auto position = std::find(ranks.begin(), ranks.end(), getRank());
+  if (position == ranks.end()) return nullptr;
+  return edge_.make_child(store, static_cast<int>(position - ranks.begin()), static_cast<int>(ranks.size()), options);
+}
+
+void ProcessGroupTide::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  for (const auto& inner : inners_made()) inner->setTimeout(timeout);
+}
+
+void ProcessGroupTide::setGroupUid(const std::string& uid) {
+  c10d::Backend::setGroupUid(uid);
+  for (const auto& inner : inners_made()) {
+    inner->setGroupUid(uid);
+    inner->setGroupDesc(getGroupDesc());
+  }
+}
+
+void ProcessGroupTide::eagerConnectSingleDevice(at::Device device) {
+  if (!device.is_cpu()) inner("cuda")->eagerConnectSingleDevice(device);
+}
+
+void ProcessGroupTide::setSequenceNumberForGroup() {}
+
+uint64_t ProcessGroupTide::getSequenceNumberForGroup() {
+  BackendPointer cuda = inner_if_made("cuda");
+  return (cuda ? cuda : inner("cpu"))->getSequenceNumberForGroup();
+}
+
+void ProcessGroupTide::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  inner("cuda")->registerOnCompletionHook(std::move(hook));
+}
+
+void ProcessGroupTide::waitForPendingWorks() {
+  if (BackendPointer cuda = inner_if_made("cuda")) cuda->waitForPendingWorks();
+}
+
+void ProcessGroupTide::enableCollectivesTiming() {
+  for (const auto& inner : inners_made()) inner->enableCollectivesTiming();
+}
+
+c10d::ErrorType ProcessGroupTide::getError() {
+  for (const auto& inner : inners_made()) {
+    c10d::ErrorType error = inner->getError();
+    if (error != c10d::ErrorType::SUCCESS) return error;
+  }
+  return c10d::ErrorType::SUCCESS;
+}
+
+std::shared_ptr<c10::Allocator> ProcessGroupTide::getMemAllocator() { return inner("cuda")->getMemAllocator(); }
+
+at::Tensor ProcessGroupTide::allocateTensor(long size, at::TensorOptions options) {
+  return inner(options.device().is_cpu() ? "cpu" : "cuda")->allocateTensor(size, options);
+}
+
+bool ProcessGroupTide::supportsTensorAlloc(c10::DeviceIndex device_index) {
+  BackendPointer cuda = inner_if_made("cuda");
+  return cuda && cuda->supportsTensorAlloc(device_index);
+}
+
+void ProcessGroupTide::abort() {
+  for (const auto& inner : inners_made()) inner->abort();
+}
+
+void ProcessGroupTide::shutdown() {
+  for (const auto& inner : inners_made()) inner->shutdown();
+}
+
+#if TIDE_TORCH_MINOR >= 14
+bool ProcessGroupTide::supportsTimeEstimation() const {
+  BackendPointer cuda = inner_if_made("cuda");
+  return cuda && cuda->supportsTimeEstimation();
+}
+
+void ProcessGroupTide::startTimeEstimate() { inner("cuda")->startTimeEstimate(); }
+
+float ProcessGroupTide::endTimeEstimate() { return inner("cuda")->endTimeEstimate(); }
+
+void ProcessGroupTide::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
+  for (const auto& inner : inners_made()) inner->addEphemeralTimeout(timeout);
+}
+
+void ProcessGroupTide::setBoundDeviceId(std::optional<at::Device> device) {
+  c10d::Backend::setBoundDeviceId(device);
+  BackendPointer cuda = inner_if_made("cuda");
+  if (cuda && device && !device->is_cpu()) cuda->setBoundDeviceId(device);
+}
+
+void ProcessGroupTide::suspend() { inner("cuda")->suspend(); }
+
+void ProcessGroupTide::resume() { inner("cuda")->resume(); }
+
+std::unordered_map<std::string, uint64_t> ProcessGroupTide::getMemoryStats() {
+  return inner("cuda")->getMemoryStats();
+}
+#endif
+
+}  // namespace tide

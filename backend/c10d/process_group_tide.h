@@ -1,0 +1,152 @@
+// The c10d backend "tide": serves the layout collectives itself, hands every other operation to an inner backend chosen
+// by the tensors' device. c10d's ProcessGroup owns it and calls it without the GIL.
+//
+// Inner backends come from Python (PythonEdge::make_inner), the one for a device at its first use, which all ranks of
+// the group make together. They go when this object goes, with the GIL released: their destructors join threads that
+// may need it. Methods may be called from several threads; c10d asks for the same order of collectives on all ranks.
+// After abort() operations of the group raise; after shutdown() nothing of it runs any more.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "backend/c10d/options.h"
+
+// torch 2.14 gave five operations new names and forwards the old ones to them; earlier ones know the old names only.
+#if TIDE_TORCH_MINOR >= 14
+#define TIDE_RENAMED(new_name, old_name) new_name
+#else
+#define TIDE_RENAMED(new_name, old_name) old_name
+#endif
+
+namespace tide {
+
+using BackendPointer = c10::intrusive_ptr<c10d::Backend>;
+using WorkPointer = c10::intrusive_ptr<c10d::Work>;
+
+// What the backend needs from Python; bindings.cc fills it. The calls take the GIL themselves.
+struct PythonEdge {
+  std::function<BackendPointer(const std::string& device_type)> make_inner;
+  std::function<BackendPointer(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                               const c10::intrusive_ptr<c10d::Backend::Options>& options)>
+      make_child;
+  std::function<void(const std::function<void()>&)> without_gil;  // runs its argument with the GIL released
+  std::function<void()> check_signals;                            // throws when a signal handler raised
+};
+
+class ProcessGroupTide : public c10d::Backend {
+ public:
+  ProcessGroupTide(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                   c10::intrusive_ptr<OptionsTide> options, PythonEdge edge);
+  ~ProcessGroupTide() override;
+
+  // The inner backend for "cpu" or "cuda", made now if need be (collective then).
+  BackendPointer inner(const std::string& device_type);
+  BackendPointer inner_if_made(const std::string& device_type) const;
+  const c10::intrusive_ptr<OptionsTide>& options() const { return options_; }
+
+  const std::string getBackendName() const override { return "tide"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPointer endCoalescing() override;
+  BackendPointer split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                       const c10::intrusive_ptr<Options>& options) override;
+
+  WorkPointer broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPointer allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPointer allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPointer allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                                  const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPointer reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) override;
+  WorkPointer allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                        const c10d::AllgatherOptions& options) override;
+  WorkPointer allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                                  const c10d::AllgatherOptions& options) override;
+  WorkPointer gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                     const c10d::GatherOptions& options) override;
+  WorkPointer scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                      const c10d::ScatterOptions& options) override;
+  WorkPointer reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                             const c10d::ReduceScatterOptions& options) override;
+  WorkPointer alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                       const c10d::AllToAllOptions& options) override;
+  WorkPointer send(std::vector<at::Tensor>& tensors, int destination_rank, int tag) override;
+  WorkPointer recv(std::vector<at::Tensor>& tensors, int source_rank, int tag) override;
+  WorkPointer recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+  WorkPointer barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+  WorkPointer TIDE_RENAMED(all_gather_single, _allgather_base)(at::Tensor& output, at::Tensor& input,
+                                                               const c10d::AllgatherOptions& options) override;
+  WorkPointer TIDE_RENAMED(reduce_scatter_single, _reduce_scatter_base)(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  WorkPointer TIDE_RENAMED(all_to_all_single, alltoall_base)(at::Tensor& output, at::Tensor& input,
+                                                             std::vector<int64_t>& output_splits,
+                                                             std::vector<int64_t>& input_splits,
+                                                             const c10d::AllToAllOptions& options) override;
+  WorkPointer TIDE_RENAMED(all_gather_single_coalesced, allgather_into_tensor_coalesced)(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& options) override;
+  WorkPointer TIDE_RENAMED(reduce_scatter_single_coalesced, reduce_scatter_tensor_coalesced)(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& options) override;
+#if TIDE_TORCH_MINOR >= 14
+  WorkPointer gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) override;
+  bool supportsTimeEstimation() const override;
+  void startTimeEstimate() override;
+  float endTimeEstimate() override;
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
+  void setBoundDeviceId(std::optional<at::Device> device) override;
+  void suspend() override;
+  void resume() override;
+  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
+#endif
+
+  void setSequenceNumberForGroup() override;
+  uint64_t getSequenceNumberForGroup() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override;
+  void enableCollectivesTiming() override;
+  void setGroupUid(const std::string& uid) override;
+  void eagerConnectSingleDevice(at::Device device) override;
+  c10d::ErrorType getError() override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  bool supportsTensorAlloc(c10::DeviceIndex device_index) override;
+  void abort() override;
+  void shutdown() override;
+
+ private:
+  c10d::Backend& route(const at::Tensor& tensor);
+  c10d::Backend& route(const std::vector<at::Tensor>& tensors);
+  c10d::Backend& route(const std::vector<std::vector<at::Tensor>>& lists);
+  std::vector<BackendPointer> inners_made() const;
+  void drop_inners();
+  // Inside a coalescing region the work also joins the region's.
+  WorkPointer tracked(WorkPointer work);
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const c10::intrusive_ptr<OptionsTide> options_;
+  const PythonEdge edge_;
+
+  mutable std::mutex inner_mutex_;                  // guards inners_; held while one is made
+  std::map<std::string, BackendPointer> inners_;    // by device type
+
+  std::mutex coalescing_mutex_;
+  bool coalescing_ = false;
+  std::vector<WorkPointer> coalesced_works_;
+  BackendPointer coalescing_inner_;                 // the CUDA one, once an operation of the region reached it
+};
+
+}  // namespace tide

@@ -1,0 +1,71 @@
+"""Every TIDE_ environment variable, declared once: name, default, range, one line.
+
+A knob is read when a process group is created. ``tide.Options`` given to ``init_process_group`` or ``new_group`` comes
+before it. All ranks of a group must see the same values.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One environment variable. `choices` for words, `minimum` for numbers; sizes are in bytes."""
+
+    name: str
+    default: str
+    line: str
+    choices: tuple[str, ...] = ()
+    minimum: int | None = None
+
+    @property
+    def range(self) -> str:
+        """What may be set, for people."""
+        if self.choices:
+            return " | ".join(self.choices)
+        return f"a number, {self.minimum} or more" if self.minimum is not None else "a name"
+
+
+KNOBS: dict[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob("TIDE_FSDP", "both", "which directions of FSDP2 tide serves", ("both", "gather", "reduce", "0")),
+        Knob("TIDE_MEMORY_MODE", "in_place",
+             "where a reduce reads gradients: where autograd left them, or moved into the vacated slot",
+             ("in_place", "slot_reuse")),
+        Knob("TIDE_COLLECTIVES", "1", "0 hands the layout collectives to the inner backend too", ("0", "1")),
+        Knob("TIDE_INNER_CPU", "gloo", "c10d backend for CPU tensors where tide does not serve"),
+        Knob("TIDE_INNER_CUDA", "nccl", "c10d backend for CUDA tensors where tide does not serve"),
+        Knob("TIDE_NODE_SIZE", "0", "cuts one host's ranks into nodes of this many; 0: one node", minimum=0),
+        Knob("TIDE_ARENA_LIMIT", "0", "bytes of arena a process may hold, all groups together; 0: no limit",
+             minimum=0),
+        Knob("TIDE_STAGING_SLICE", str(2 << 20), "bytes of one slice of a reduce's staging area", minimum=4096),
+        Knob("TIDE_LANDING_SLICE", str(1 << 20), "bytes of one slice of a bounced gather's landing area",
+             minimum=4096),
+        Knob("TIDE_FLIGHT_RECORD", "256", "operations that a group keeps for its flight record", minimum=1),
+    )
+}
+
+
+def text(name: str) -> str:
+    """The knob's value. Raises ValueError naming the knob, what may be set, and what was."""
+    knob = KNOBS[name]
+    value = os.environ.get(name, knob.default)
+    if knob.choices and value not in knob.choices:
+        raise ValueError(f"{name} must be one of: {knob.range}; it is {value!r}")
+    return value
+
+
+def number(name: str) -> int:
+    """The knob's value as a number. Raises ValueError naming the knob, what may be set, and what was."""
+    knob = KNOBS[name]
+    value = text(name)
+    try:
+        result = int(value)
+    except ValueError:
+        raise ValueError(f"{name} must be {knob.range}; it is {value!r}") from None
+    if knob.minimum is not None and result < knob.minimum:
+        raise ValueError(f"{name} must be {knob.range}; it is {value!r}")
+    return result
