@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -18,16 +18,22 @@ LAYOUT_COPIES = ("split_with_sizes_copy", "chunk_cat", "all_gather_copy_in")
 class CommunicationClock:
     """While entered, adds up the time that this process spends inside FSDP2's own communication calls.
 
-    `seconds` counts unshard, waiting for it, and post-backward (copies, reduce, waits, freeing) once, however they
-    nest. `gathers` and `reduces` count the calls that found something to do, by group. Not for use by two threads.
+    Gathering is unshard and waiting for it, reducing is post-backward (copies, sums, waits, freeing) and what the end
+    of backward waits for; nested calls count once, for the outermost. `gathers` and `reduces` count the calls that
+    found something to do, by group. Not for use by two threads.
     """
 
-    METHODS = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
+    METHODS: ClassVar = {
+        "unshard": "gather",
+        "wait_for_unshard": "gather",
+        "post_backward": "reduce",
+        "finalize_backward": "reduce",
+    }
 
     def __init__(self) -> None:
-        self.seconds = 0.0
         self.gathers: Counter[Any] = Counter()
         self.reduces: Counter[Any] = Counter()
+        self._seconds = {"gather": 0.0, "reduce": 0.0}
         self._depth = 0
         self._originals: dict[str, Callable[..., Any]] = {}
 
@@ -40,20 +46,24 @@ class CommunicationClock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for name, original in self._originals.items():
             setattr(FSDPParamGroup, name, original)
         self._originals = {}
 
-    def take(self) -> float:
-        """The seconds since the last call of this method."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
+    def take(self) -> tuple[float, float]:
+        """(gather, reduce): the seconds since the last call of this method."""
+        taken = (self._seconds["gather"], self._seconds["reduce"])
+        self._seconds = {"gather": 0.0, "reduce": 0.0}
+        return taken
 
     def _timed(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def method(group: Any, *arguments: Any, **named: Any) -> Any:
-            sharded = name == "unshard" and not group.is_unsharded and group._all_gather_result is None
+            waiting = group._all_gather_result is not None
             self._depth += 1
             start = time.perf_counter()
             try:
@@ -61,8 +71,8 @@ class CommunicationClock:
             finally:
                 self._depth -= 1
                 if self._depth == 0:
-                    self.seconds += time.perf_counter() - start
-                if sharded and group._all_gather_result is not None:
+                    self._seconds[self.METHODS[name]] += time.perf_counter() - start
+                if name == "unshard" and not waiting and group._all_gather_result is not None:
                     self.gathers[group] += 1
                 if name == "post_backward":
                     self.reduces[group] += 1
@@ -113,11 +123,11 @@ def layout_copies(step: Callable[[], None]) -> tuple[dict[str, int], float]:
     return calls, microseconds / 1000
 
 
-def counters() -> dict[str, int]:
-    """tide's own counters of the default group for CPU tensors; empty on another backend."""
-    group = dist.distributed_c10d._get_default_group()
-    backend = group._get_backend(torch.device("cpu"))
-    read = getattr(backend, "counters", None)
+def counters(group: dist.ProcessGroup | None = None) -> dict[str, int]:
+    """tide's own counters of `group` (the default group if None) for CPU tensors; empty on another backend."""
+    group = group or dist.group.WORLD
+    assert group is not None
+    read = getattr(group._get_backend(torch.device("cpu")), "counters", None)
     return dict(read()) if read is not None else {}
 
 

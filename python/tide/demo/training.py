@@ -98,7 +98,7 @@ def train(job: Job, model: nn.Module, backend: str, progress: Callable[[float], 
             start = time.perf_counter()
             optimizer_time = one_step(step)
             result.step_times.append(1e3 * (time.perf_counter() - start))
-            result.communication_times.append(1e3 * clock.take())
+            result.communication_times.append(1e3 * sum(clock.take()))
             result.optimizer_times.append(1e3 * optimizer_time)
             dist.all_reduce(loss_sum)
             result.losses.append(loss_sum.item() / job.world)
