@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tide._C import Options
     from tide._registration import register
+    from tide.fsdp.report import report
     from tide.groups import inner, of
 
 __version__ = "0.1.0"
@@ -21,9 +22,10 @@ _HOMES = {
     "inner": "tide.groups",
     "of": "tide.groups",
     "register_backend": "tide._registration",
+    "report": "tide.fsdp.report",
 }
 
-__all__ = ["Options", "inner", "of"]
+__all__ = ["Options", "inner", "of", "report"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,9 @@
-"""A stand-in for tide._C in one piece of Python: plans, slots and reductions by the process group's own collectives.
+"""A stand-in for tide._C in one piece of Python: plans, slots and reductions by the process group's
+own collectives.
 
-It keeps the contract's bookkeeping (who holds a slot, which slots are free, who may lease) and raises where the seam
-breaks it, so protocol mistakes show without the compiled module. Sums are in fp32, in rank order.
+It keeps the contract's bookkeeping (who holds a slot, which slots are free, who may lease) and
+raises where the seam breaks it, so protocol mistakes show without the compiled module. Sums are in
+fp32, in rank order.
 """
 
 from __future__ import annotations
@@ -72,12 +74,17 @@ class Backend:
     free: list = field(default_factory=list)
     shared: int = 0
     log: list = field(default_factory=list)
+    options: types.SimpleNamespace = field(
+        default_factory=lambda: types.SimpleNamespace(fsdp="both", memory_mode="in_place")
+    )
 
     def __hash__(self):
         return id(self)
 
     def plan(self, requests, prefetch_depth):
-        mine = [(r.refusal, r.name, [(p.shard_numel, p.dtype) for p in r.parameters]) for r in requests]
+        mine = [
+            (r.refusal, r.name, [(p.shard_numel, p.dtype) for p in r.parameters]) for r in requests
+        ]
         everyone = [None] * self.group.size()
         dist.all_gather_object(everyone, mine, group=self.group)
         answers = []
@@ -91,7 +98,9 @@ class Backend:
             nbytes = sum(
                 p.shard_numel * p.dtype.itemsize * self.group.size() for p in request.parameters
             )
-            staging = "none" if not request.serve_reduce else "leased" if request.may_lease else "area"
+            staging = (
+                "none" if not request.serve_reduce else "leased" if request.may_lease else "area"
+            )
             answers.append(PlanAnswer(True, "", len(self.plans) - 1, staging, nbytes))
         while self.shared < prefetch_depth + 1:
             self.free.append(self.shared)
@@ -111,7 +120,9 @@ class Backend:
         for spec, shard, output in zip(p.request.parameters, shards, outputs, strict=True):
             assert output.untyped_storage().size() == 0 and shard.dtype == spec.shard_dtype
             output.untyped_storage().resize_(output.numel() * output.itemsize)
-            parts = [torch.empty(spec.shard_numel, dtype=spec.dtype) for _ in range(self.group.size())]
+            parts = [
+                torch.empty(spec.shard_numel, dtype=spec.dtype) for _ in range(self.group.size())
+            ]
             dist.all_gather(parts, shard.to(spec.dtype), group=self.group)
             with torch.autograd._unsafe_preserve_version_counter(output), torch.no_grad():
                 output.copy_(torch.stack([x.view(spec.rows, -1) for x in parts], 1).view(-1))
@@ -151,7 +162,8 @@ class Backend:
 
 
 def use() -> dict:
-    """Puts the stand-in where the seam looks for the compiled module. Returns the backends by process group name."""
+    """Puts the stand-in where the seam looks for the compiled module. Returns the backends by
+    process group name."""
     module = types.ModuleType("tide._C")
     for name in ("Backend", "PlanRequest", "ParameterSpec", "PlanAnswer"):
         setattr(module, name, globals()[name])

@@ -1,8 +1,8 @@
-"""Where the seam meets the compiled module: the tide backend behind a process group, and its settings."""
+"""Where the seam meets the compiled module: the tide backend behind a process group, and its
+settings."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from tide.fsdp.record import IN_PLACE, SLOT_REUSE, Arena
+from tide.fsdp.record import Arena
 
 if TYPE_CHECKING:
     from tide import _C
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Settings:
     gathers: bool
     reduces: bool
-    memory: str
+    memory: str  # IN_PLACE or SLOT_REUSE
 
 
 def compiled() -> Any:
@@ -31,23 +31,21 @@ def compiled() -> Any:
 
 
 def find(group: dist.ProcessGroup, device: torch.device) -> _C.Backend | None:
-    """The tide backend that serves `device` in this process group; None when another backend does."""
-    try:
-        backend = group._get_backend(device)
-    except RuntimeError:  # the group has no backend for this device
-        return None
-    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-    return backend if isinstance(backend, compiled().Backend) else None
+    """The tide backend that serves `device` in this process group; None when another backend
+    does."""
+    from tide import groups
+
+    return groups.of(group, device)
 
 
 def settings(backend: _C.Backend) -> Settings:
-    """TIDE_FSDP and TIDE_MEMORY, or the options that the process group was made with."""
-    directions = os.environ.get("TIDE_FSDP", "both")
-    memory = os.environ.get("TIDE_MEMORY", IN_PLACE)
+    """What TIDE_FSDP and TIDE_MEMORY_MODE, or the group's own options, said when the group was
+    made."""
+    options = backend.options
     return Settings(
-        gathers=directions in ("both", "gather"),
-        reduces=directions in ("both", "reduce"),
-        memory=SLOT_REUSE if memory == SLOT_REUSE else IN_PLACE,
+        gathers=options.fsdp in ("both", "gather"),
+        reduces=options.fsdp in ("both", "reduce"),
+        memory=options.memory_mode,
     )
 
 

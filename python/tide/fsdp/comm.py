@@ -1,8 +1,9 @@
-"""The per-group markers: comm objects that FSDP2 hands to its collectives and that carry tide's record of the group.
+"""The per-group markers: comm objects that FSDP2 hands to its collectives and that carry tide's
+record of the group.
 
-Called outside the seam (or when a single call goes stock) they behave exactly as the comm object they replaced. They
-derive from torch's abstract classes and not from its defaults, so that torch's own setters, which replace only comms
-they know, raise instead of dropping tide silently.
+Called outside the seam (or when a single call goes stock) they behave exactly as the comm object
+they replaced. They derive from torch's abstract classes and not from its defaults, so that torch's
+own setters, which replace only comms they know, raise instead of dropping tide silently.
 """
 
 from __future__ import annotations

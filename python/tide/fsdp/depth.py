@@ -1,8 +1,9 @@
 """How many unsharded groups of a root are alive at once: what the slot ring must hold.
 
-Worked example: a root with 4 blocks, one group each, default prefetch. While block 2 computes its gradients, block 1 is
-being gathered: 2 groups, so depth 1. With two groups a block (dense and experts) both blocks count twice: depth 3. A
-block whose attention is a group of its own keeps the block's group beside it: depth 2.
+Worked example: a root with 4 blocks, one group each, default prefetch. While block 2 computes its
+gradients, block 1 is being gathered: 2 groups, so depth 1. With two groups a block (dense and
+experts) both blocks count twice: depth 3. A block whose attention is a group of its own keeps the
+block's group beside it: depth 2.
 """
 
 from __future__ import annotations

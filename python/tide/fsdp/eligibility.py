@@ -1,7 +1,8 @@
 """Why a parameter group goes stock, one sentence each.
 
-Two kinds. What follows from the configuration that FSDP2 itself demands to be equal on all ranks (the mesh, the backend)
-is decided without a vote. Everything else is this rank's own refusal, which the vote carries to the others.
+Two kinds. What follows from the configuration that FSDP2 itself demands to be equal on all ranks
+(the mesh, the backend) is decided without a vote. Everything else is this rank's own refusal, which
+the vote carries to the others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ SERVED_DEVICES = ("cpu",)
 
 
 def group_name(group: Any) -> str:
-    """The module's name inside the root, and which of the module's groups it is where there are several."""
+    """The module's name inside the root, and which of the module's groups it is where there are
+    several."""
     name = group._module_fqn or "root"
     if getattr(group, "_num_param_groups", 1) > 1:
         name += f" [{group._param_group_index}]"
@@ -32,10 +34,13 @@ def without_vote(group: Any) -> str:
     if group.mesh_info.shard_process_group.size() == 1:
         return "its shard mesh has one rank, so there is nothing to gather or to scatter"
     if group.device.type not in SERVED_DEVICES:
-        return (
-            f"its parameters are on {group.device.type}; tide serves {', '.join(SERVED_DEVICES)}"
-        )
+        return f"its parameters are on {group.device.type}; tide serves {', '.join(SERVED_DEVICES)}"
     return ""
+
+
+def not_on_tide(group: Any) -> str:
+    name = process_group_name(group.mesh_info.shard_process_group)
+    return f"its process group {name} does not run on tide for {group.device.type} tensors"
 
 
 def gather_refusal(group: Any, modules: Torch) -> str:

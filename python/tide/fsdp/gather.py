@@ -1,8 +1,10 @@
-"""Gather: unsharded parameters live in a slot of the arena, and shards are pushed straight to their places there.
+"""Gather: unsharded parameters live in a slot of the arena, and shards are pushed straight to their
+places there.
 
-Stock allocates one buffer, copies every shard in, gathers, and copies every parameter out. Here the parameters' own
-storages are bound to the slot by `Backend.gather`, so there is nothing to copy in or out; the storages are released by
-torch's own `resize_(0)` when the group reshards, and the slot is vacated right after that, in call order.
+Stock allocates one buffer, copies every shard in, gathers, and copies every parameter out. Here the
+parameters' own storages are bound to the slot by `Backend.gather`, so there is nothing to copy in
+or out; the storages are released by torch's own `resize_(0)` when the group reshards, and the slot
+is vacated right after that, in call order.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from tide.fsdp.record import GroupRecord
 
 
 class GatherResult(AllGatherResult):
-    """What `unshard` keeps until `wait_for_unshard`. Field 2 is the work exactly when async_op was asked for."""
+    """What `unshard` keeps until `wait_for_unshard`. Field 2 is the work exactly when async_op was
+    asked for."""
 
     record: GroupRecord
     work: Any  # GatherWork; None once waited for
@@ -60,13 +63,14 @@ def all_gather(
     if result is None:
         record.stock_calls[reason or "gather: no slot was free for this call"] += 1
         return stock(*args, **kwargs)
-    (empty, work) = result
+    work, shards = result
+    empty = torch.empty(0, device=shards[0].device)
     event = arguments.get("all_gather_stream", args, kwargs).record_event()
     async_op = arguments.get("async_op", args, kwargs)
     gathered = GatherResult(empty, event, work if async_op else None, [], [], [])
     gathered.record = record
     gathered.work = work
-    gathered.shards = [p._sharded_param_data for p in fsdp_params]
+    gathered.shards = shards
     gathered.fsdp_params = fsdp_params
     record.pending = gathered
     return gathered
@@ -84,7 +88,8 @@ def copy_out(
 
 
 def refusal(record: GroupRecord, fsdp_params: Sequence[Any], group: Any) -> str:
-    """Why this one gather goes stock. A function of what is equal on all ranks; empty: tide gathers."""
+    """Why this one gather goes stock. A function of what is equal on all ranks; empty: tide
+    gathers."""
     if record.gather_backend is None:
         return record.reason
     if group is not record.gather_group:
@@ -97,23 +102,28 @@ def refusal(record: GroupRecord, fsdp_params: Sequence[Any], group: Any) -> str:
         shard = parameter._sharded_param_data
         if shard.dtype != facts.shard_dtype or shard.numel() != facts.shard_numel:
             return (
-                f"gather: {facts.name} changed after planning: its shard has {shard.numel()} elements of "
-                f"{shard.dtype}, planned were {facts.shard_numel} of {facts.shard_dtype}"
+                f"gather: {facts.name} changed after planning: its shard has {shard.numel()} "
+                f"elements of {shard.dtype}, not {facts.shard_numel} of {facts.shard_dtype}"
             )
         outputs = parameter.all_gather_outputs
         if outputs and (len(outputs) != 1 or outputs[0].dtype != facts.dtype):
-            return f"gather: {facts.name} was unsharded as {outputs[0].dtype}, planned was {facts.dtype}"
+            return f"gather: {facts.name} was unsharded as {outputs[0].dtype}, not {facts.dtype}"
         if outputs and outputs[0].untyped_storage().size() != 0:
             return f"gather: {facts.name} still has its unsharded storage"
     return ""
 
 
-def _start(record: GroupRecord, fsdp_params: Sequence[Any]) -> tuple[torch.Tensor, Any] | None:
+def _start(
+    record: GroupRecord, fsdp_params: Sequence[Any]
+) -> tuple[Any, list[torch.Tensor]] | None:
     """Binds the outputs and starts the pushes. None when no slot is free, on all ranks alike."""
     backend = record.gather_backend
     assert backend is not None
     record.vacate()  # released without a reshard; a no-op otherwise
-    outputs = [_output(p, facts, record.ranks) for p, facts in zip(fsdp_params, record.parameters)]
+    outputs = [
+        _output(p, facts, record.ranks)
+        for p, facts in zip(fsdp_params, record.parameters, strict=True)
+    ]
     # A shard that is not contiguous is repaired here: a rank must not go stock alone.
     shards = [p._sharded_param_data.detach().contiguous() for p in fsdp_params]
     work = backend.gather(record.gather_plan, shards, outputs)
@@ -123,15 +133,14 @@ def _start(record: GroupRecord, fsdp_params: Sequence[Any]) -> tuple[torch.Tenso
     record.gathers += 1
     record.holds_slot = True
     record.vacated_at = -1
-    return torch.empty(0, device=outputs[0].device), work
+    return work, shards
 
 
 def _output(parameter: Any, facts: Any, ranks: int) -> torch.Tensor:
-    """The tensor whose storage is the unsharded parameter's: empty now, made on first use as torch makes it."""
+    """The tensor whose storage is the unsharded parameter's: empty now, made on first use as torch
+    makes it."""
     if not parameter.all_gather_outputs:
-        output = torch.empty(
-            facts.shard_numel * ranks, dtype=facts.dtype, device=parameter.device
-        )
+        output = torch.empty(facts.shard_numel * ranks, dtype=facts.dtype, device=parameter.device)
         output.untyped_storage().resize_(0)
         parameter.all_gather_outputs = [output]
     result = parameter.all_gather_outputs[0]

@@ -1,8 +1,9 @@
-"""Planning: one vote over all parameter groups of a root, when FSDP2 initialises that root at its first forward.
+"""Planning: one vote over all parameter groups of a root, when FSDP2 initialises that root at its
+first forward.
 
-Every rank asks for the same groups in the same order, refused ones included, once per process group concerned; process
-groups follow each other in the order of the modules that use them first. The answers become `GroupRecord`s and, where a
-direction is served, comm markers on the group.
+Every rank asks for the same groups in the same order, refused ones included, once per process group
+concerned; process groups follow each other in the order of the modules that use them first. The
+answers become `GroupRecord`s and, where a direction is served, comm markers on the group.
 """
 
 from __future__ import annotations
@@ -45,10 +46,7 @@ class Candidate:
         self.gather_backend = backends.find(record.gather_group, group.device)
         self.reduce_backend = backends.find(record.reduce_group, group.device)
         if self.gather_backend is None:
-            record.reason = (
-                f"its process group {record.process_group} does not run on tide for "
-                f"{group.device.type} tensors"
-            )
+            record.reason = eligibility.not_on_tide(group)
             return
         settings = backends.settings(self.gather_backend)
         record.memory = settings.memory
@@ -71,19 +69,22 @@ class Candidate:
     def _examine(self, group: Any, modules: Torch) -> None:
         record = self.record
         record.reshards_after_forward = group.post_forward_mesh_info is not None
-        record.trainable = any(p.sharded_param.requires_grad for p in group.fsdp_params)
         self.refusal = eligibility.gather_refusal(group, modules) or eligibility.reduce_refusal(
             group, modules
         )
         if self.refusal:
             return
         record.parameters = tuple(parameter_facts(p) for p in group.fsdp_params)
+        record.trainable_parameters = tuple(
+            p.sharded_param.requires_grad for p in group.fsdp_params
+        )
         record.index_of = {id(p): index for index, p in enumerate(group.fsdp_params)}
         floating = [p.dtype for p in record.parameters if p.dtype.is_floating_point]
         record.gradient_dtype = max(floating, key=lambda d: d.itemsize, default=torch.float32)
 
     def wanted(self) -> list[tuple[Any, bool, bool]]:
-        """(backend, gathers, reduces) of each plan to ask for: one, or two where reductions have their own group."""
+        """(backend, gathers, reduces) of each plan to ask for: one, or two where reductions have
+        their own group."""
         if self.gathers and self.reduces and self.gather_backend is self.reduce_backend:
             return [(self.gather_backend, True, True)]
         wanted = [(self.gather_backend, True, False)] if self.gathers else []
@@ -112,7 +113,6 @@ class Candidate:
             may_lease=gathers and self.group.reshard_after_backward and record.memory == IN_PLACE,
             gradient_dtype=record.gradient_dtype,
         )
-
 
     def take(self, answer: Any, backend: Any, gathers: bool, reduces: bool) -> None:
         record = self.record
@@ -171,7 +171,8 @@ def plan_root(root: Any, modules: Torch) -> None:
 
 
 def _agree_across_replicas(candidates: list[Candidate]) -> None:
-    """With HSDP every row of the mesh has voted for itself; a group is served in all rows or in none."""
+    """With HSDP every row of the mesh has voted for itself; a group is served in all rows or in
+    none."""
     replicated: dict[int, list[Candidate]] = {}
     for candidate in candidates:
         mesh = candidate.group.mesh_info
@@ -189,7 +190,8 @@ def _agree_across_replicas(candidates: list[Candidate]) -> None:
 
 
 def groups_of(state: Any) -> list[Any]:
-    """A state's parameter groups: a list since several meshes may serve one module (2.12), one before."""
+    """A state's parameter groups: a list since several meshes may serve one module (2.12), one
+    before."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []

@@ -1,7 +1,8 @@
 """What the seam needs from torch's FSDP2, checked by name before anything is rebound.
 
-A torch that does not answer as expected is refused with one sentence; nothing is guessed. Facts that differ between
-the known minors (2.11, 2.14, 2.15) are found here and handed to the rest of the seam as `Torch`.
+A torch that does not answer as expected is refused with one sentence; nothing is guessed. Facts
+that differ between the known minors (2.11, 2.14, 2.15) are found here and handed to the rest of the
+seam as `Torch`.
 """
 
 from __future__ import annotations

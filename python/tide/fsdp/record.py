@@ -1,7 +1,8 @@
 """What tide knows about one FSDP2 parameter group; it hangs on the group as `_tide_record`.
 
-One record per group and process. Everything in it follows from the vote and from the order of calls, so it is equal on
-all ranks of the group's process group. Calls on a record come from the thread that runs the module.
+One record per group and process. Everything in it follows from the vote and from the order of
+calls, so it is equal on all ranks of the group's process group. Calls on a record come from the
+thread that runs the module.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from tide.fsdp.gather import GatherResult
 
 ATTRIBUTE = "_tide_record"
-IN_PLACE = "in-place"  # gradients are read where autograd left them
-SLOT_REUSE = "slot-reuse"  # gradients are moved into the slot that their group has just vacated
+IN_PLACE = "in_place"  # gradients are read where autograd left them
+SLOT_REUSE = "slot_reuse"  # gradients are moved into the slot that their group has just vacated
 
 
 @dataclass(eq=False)
@@ -32,7 +33,8 @@ class Arena:
 
 @dataclass(frozen=True)
 class ParameterFacts:
-    """One parameter as it was planned. Numbers of elements; `rows` runs of a shard in the unsharded parameter."""
+    """One parameter as it was planned. Numbers of elements; `rows` runs of a shard in the unsharded
+    parameter."""
 
     name: str
     dtype: torch.dtype
@@ -53,7 +55,7 @@ class GroupRecord:
     memory: str = ""  # IN_PLACE or SLOT_REUSE
     reshards_after_forward: bool = True
     gradient_dtype: torch.dtype = torch.float32
-    trainable: bool = True
+    trainable_parameters: tuple[bool, ...] = ()
 
     gather_backend: _C.Backend | None = None  # None: gathers go stock
     gather_arena: Arena = field(default_factory=Arena)
@@ -66,20 +68,33 @@ class GroupRecord:
     slot_bytes: int = 0
 
     holds_slot: bool = False
-    vacated_at: int = -1  # gather_arena.gathers when the slot was vacated; -1: not since the last gather or move
+    vacated_at: int = (
+        -1
+    )  # gather_arena.gathers when the slot was vacated; -1: not since the last gather or move
     pending: GatherResult | None = None  # started and not yet waited for
 
     gathers: int = 0
     reduces: int = 0
-    stock_calls: Counter[str] = field(default_factory=Counter)  # reason -> calls that went stock for it
+    stock_calls: Counter[str] = field(
+        default_factory=Counter
+    )  # reason -> calls that went stock for it
 
     @property
     def shard_bytes(self) -> int:
         return sum(p.shard_numel * p.dtype.itemsize for p in self.parameters)
 
     @property
-    def shard_numel(self) -> int:
-        return sum(p.shard_numel for p in self.parameters)
+    def gradient_bytes(self) -> int:
+        """Of one rank's slice, in the dtype that autograd leaves (the unsharded parameters')."""
+        return sum(
+            p.shard_numel * p.dtype.itemsize
+            for p, trainable in zip(self.parameters, self.trainable_parameters, strict=True)
+            if trainable
+        )
+
+    @property
+    def trainable(self) -> bool:
+        return any(self.trainable_parameters)
 
     def vacate(self) -> None:
         """The slot is free from here in call order. Its storages must have been released."""
@@ -87,7 +102,8 @@ class GroupRecord:
             return
         self.holds_slot = False
         self.vacated_at = self.gather_arena.gathers
-        # A group that failed or was destroyed has no ring to give the slot back to; its next call says why.
+        # A group that failed or was destroyed has no ring to give the slot back to; its next call
+        # says why.
         with contextlib.suppress(dist.DistBackendError):
             self.gather_backend.vacate(self.gather_plan)
 

@@ -1,8 +1,9 @@
-"""Reduce: gradients are read where autograd left them and summed in fp32 into the flat output in shard order.
+"""Reduce: gradients are read where autograd left them and summed in fp32 into the flat output in
+shard order.
 
-Torch's own `foreach_reduce` runs, with three things substituted: the input buffer is a placeholder of one element, the
-copy into it does nothing, and the reduce-scatter is `Backend.reduce`. What follows (all-reduce of HSDP, hooks, division,
-cast, accumulation, offload) stays torch's.
+Torch's own `foreach_reduce` runs, with three things substituted: the input buffer is a placeholder
+of one element, the copy into it does nothing, and the reduce-scatter is `Backend.reduce`. What
+follows (all-reduce of HSDP, hooks, division, cast, accumulation, offload) stays torch's.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class ReduceCall:
     ) -> None:
         self.record = record
         self.indices = [record.index_of[id(p)] for p in fsdp_params]
-        # Autograd's tensors, held until they have been read. One that is not contiguous is repaired by a local copy:
-        # only this rank can see it, so it must not decide the path.
+        # Autograd's tensors, held until they have been read. One that is not contiguous is repaired
+        # by a local copy: only this rank can see it, so it must not decide the path.
         self.gradients: list[torch.Tensor] = [g.contiguous() for g in gradients]
         self.divide_factor = divide_factor
         self.slot_reuse = moves_gradients(record, self.indices, self.gradients)
@@ -47,14 +48,15 @@ class ReduceCall:
         """First the input buffer, then the output, as torch asks for them."""
         if self.placeholder is not None:
             return torch.empty(*size, dtype=dtype, device=device)
-        # It holds one: what torch divides its input buffer by (fp16) can be read from it afterwards. It stays on the
-        # host whatever the device, so reading it waits for nothing.
+        # It holds one: what torch divides its input buffer by (fp16) can be read from it
+        # afterwards. It stays on the host whatever the device, so reading it waits for nothing.
         self.placeholder = torch.ones(1, dtype=torch.float32)
         setattr(self.placeholder, PLACEHOLDER, True)
         return self.placeholder
 
     def run(self, output: torch.Tensor, op: Any) -> None:
-        """Starts the reduction and waits for it: on CPU torch's function goes on with the complete output."""
+        """Starts the reduction and waits for it: on CPU torch's function goes on with the complete
+        output."""
         record = self.record
         assert record.reduce_backend is not None and self.placeholder is not None
         work = record.reduce_backend.reduce(
@@ -80,23 +82,25 @@ class ReduceCall:
             return scale / self.record.ranks
         if op == ReduceOp.SUM:
             return scale
-        # The factor inside a premultiplying operation cannot be read back; it is the one that torch built it from.
-        assert op == ReduceOp.RedOpType.PREMUL_SUM and self.divide_factor is not None, op
+        # The factor inside a premultiplying operation cannot be read back; it is the one that torch
+        # built it from.
+        assert self.divide_factor is not None, op
         return scale / self.divide_factor
 
 
 def moves_gradients(
     record: GroupRecord, indices: Sequence[int], gradients: Sequence[torch.Tensor]
 ) -> bool:
-    """Whether this call moves its gradients into the vacated slot: in that mode, while the slot has no other tenant,
-    and where each fits its parameter's place (gradients accumulated in fp32 beside bf16 parameters do not)."""
+    """Whether this call moves its gradients into the vacated slot: in that mode, while the slot has
+    no other tenant, and where each fits its parameter's place (gradients accumulated in fp32 beside
+    bf16 parameters do not)."""
     return (
         record.memory == SLOT_REUSE
         and record.gather_backend is record.reduce_backend
         and record.slot_is_fresh()
         and all(
             gradient.dtype.itemsize <= record.parameters[index].dtype.itemsize
-            for index, gradient in zip(indices, gradients)
+            for index, gradient in zip(indices, gradients, strict=True)
         )
     )
 
@@ -154,7 +158,8 @@ def refusal(
     gradients: Sequence[torch.Tensor],
     argument: Callable[[str], Any],
 ) -> str:
-    """Why this one reduction goes stock. A function of what is equal on all ranks; empty: tide reduces."""
+    """Why this one reduction goes stock. A function of what is equal on all ranks; empty: tide
+    reduces."""
     if record.reduce_backend is None:
         return record.reason
     if argument("reduce_scatter_group") is not record.reduce_group:
@@ -174,14 +179,16 @@ def refusal(
 def padded_sizes(
     fsdp_params: Sequence[Any], unsharded_grads: Sequence[torch.Tensor], world_size: int
 ) -> tuple[torch.Size, ...]:
-    """The sizes that torch computes after it has reordered gradients of columns; only their element counts are used."""
+    """The sizes that torch computes after it has reordered gradients of columns; only their element
+    counts are used."""
     return tuple(
         torch.Size([world_size * math.prod(p.padded_sharded_param_size)]) for p in fsdp_params
     )
 
 
 def _hide_column_gradients(fsdp_params: Sequence[Any], gradients: list[torch.Tensor]) -> None:
-    """Before 2.15 torch reorders gradients of parameters sharded by columns itself: it gets tensors without memory."""
+    """Before 2.15 torch reorders gradients of parameters sharded by columns itself: it gets tensors
+    without memory."""
     for index, parameter in enumerate(fsdp_params):
         if parameter.fsdp_placement.dim != 0:
             gradients[index] = torch.empty_like(gradients[index], device="meta")

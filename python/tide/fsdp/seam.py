@@ -1,9 +1,10 @@
 """Installs tide into torch's FSDP2 by rebinding a few names, and takes it out again.
 
-Rebound: the three collectives that `FSDPParamGroup` calls by module-global name, the copy-in inside `foreach_reduce`, and
-five methods that tell when a root is initialised and when unsharded storages are released. Each wrapper looks at the
-call's own objects (comm markers, the group's record) and hands everything that is not tide's to whatever stood there
-before, so other patches of the same names keep working below and above this one.
+Rebound: the three collectives that `FSDPParamGroup` calls by module-global name, the copy-in inside
+`foreach_reduce`, and five methods that tell when a root is initialised and when unsharded storages
+are released. Each wrapper looks at the call's own objects (comm markers, the group's record) and
+hands everything that is not tide's to whatever stood there before, so other patches of the same
+names keep working below and above this one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ logger = logging.getLogger("tide.fsdp")
 
 _Wrapper = Callable[..., Any]
 _rebound: list[tuple[Any, str, _Wrapper, _Wrapper]] = []  # owner, name, what stood there, ours
+_passive: set[_Wrapper] = set()  # taken out, but others have put wrappers around them
 _refusal = ""
 
 
@@ -28,7 +30,8 @@ def installed() -> bool:
 
 
 def refusal() -> str:
-    """Why the seam is not installed in this process; empty when it is, or when nobody asked for it yet."""
+    """Why the seam is not installed in this process; empty when it is, or when nobody asked for it
+    yet."""
     return _refusal
 
 
@@ -58,14 +61,15 @@ def install() -> bool:
 
 
 def uninstall() -> None:
-    """Puts back what stood there, where nobody has rebound the name since; groups already marked then run stock."""
+    """Puts back what stood there, where nobody has rebound the name since; groups already marked
+    then run stock."""
     global _refusal
     while _rebound:
         owner, name, before, ours = _rebound.pop()
         if vars(owner).get(name) is ours:
             setattr(owner, name, before)
         else:
-            setattr(ours, "_tide_off", True)
+            _passive.add(ours)
     _refusal = ""
 
 
@@ -81,7 +85,7 @@ def _rebind_call(owner: Any, name: str, serve: Callable[..., Any]) -> None:
 
     @functools.wraps(before)
     def ours(*args: Any, **kwargs: Any) -> Any:
-        if getattr(ours, "_tide_off", False):
+        if ours in _passive:
             return before(*args, **kwargs)
         return serve(before, arguments, args, kwargs)
 
@@ -116,7 +120,7 @@ def _rebind_lazy_init(modules: probes.Torch) -> None:
     def ours(self: Any) -> Any:
         first = self._is_root is None
         result = stock(self)
-        if first and self._is_root and not getattr(ours, "_tide_off", False):
+        if first and self._is_root and ours not in _passive:
             plan.plan_root(self, modules)
         return result
 
@@ -128,7 +132,8 @@ def _reduce(modules: probes.Torch, stock: _Wrapper, arguments: Any, args: Any, k
 
 
 def _vacate(group: Any) -> None:
-    """After a reshard: the slot is free, unless torch was told to keep the storages that are bound to it."""
+    """After a reshard: the slot is free, unless torch was told to keep the storages that are bound
+    to it."""
     record = record_of(group)
     if record is None or not record.holds_slot or record.pending is not None:
         return
