@@ -52,7 +52,7 @@ need_disk() {
 }
 
 as_root() {
-  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@" 2>/dev/null || sudo "$@"; fi
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }
 
 # The packages that stand for what is missing, looked for by what they bring and not by name.
