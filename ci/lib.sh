@@ -29,6 +29,8 @@ explain() {
   local log=$LOGS/$1.log what=$2
   if grep -qiE 'no space left|disk quota' "$log"; then
     fail "$what failed because the disk is full; free some space and run this again (log: $log)"
+  elif grep -qiE 'certificate verify failed' "$log"; then
+    fail "$what failed because the package server's certificate is not trusted here (a proxy?); name its authority by PIP_CERT=... (log: $log)"
   elif grep -qiE 'name resolution|could not resolve|connection (refused|timed out|error|broken)|network is unreachable|retrying|unable to fetch|failed to fetch|could not connect' "$log"; then
     fail "$what failed because the network or the package server cannot be reached; check the connection or proxy and run this again (log: $log)"
   fi
