@@ -16,7 +16,8 @@ namespace {
 
 // Outputs of at least this many bytes are stored past the cache: nobody reads a large shard soon.
 constexpr int64_t kStreamOutputBytes = 256 << 10;
-// Elements summed at a time by the paths without vector code: their partial results stay in the nearest cache.
+// Elements summed at a time by the paths without vector code: their partial results stay in the
+// nearest cache.
 constexpr int64_t kChunk = 512;
 
 bool is_small_float(DType dtype) {
@@ -45,8 +46,10 @@ T combine(ReduceOp op, T a, T b) {
     if (op == ReduceOp::kSum) return a + b;
     if (b != b) return b;
   } else if (op == ReduceOp::kSum) {
-    using Unsigned = std::make_unsigned_t<T>;  // wraps; uint8 + uint8 is an int, cut again by the cast
-    return static_cast<T>(static_cast<Unsigned>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b)));
+    using Unsigned =
+        std::make_unsigned_t<T>;  // wraps; uint8 + uint8 is an int, cut again by the cast
+    return static_cast<T>(
+        static_cast<Unsigned>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b)));
   }
   if (op == ReduceOp::kMin) return b < a ? b : a;
   return b > a ? b : a;
@@ -84,7 +87,8 @@ void accumulate_same(const AccumulateBlock& block, const AccumulateOptions& opti
 }
 
 // MIN and MAX of 16- and 32-bit floats: widened to fp32 by the cast functions, which loses nothing.
-void extreme_small_float(const AccumulateBlock& block, ReduceOp op, CastFunction widen, CastFunction narrow) {
+void extreme_small_float(const AccumulateBlock& block, ReduceOp op, CastFunction widen,
+                         CastFunction narrow) {
   float best[kChunk];
   float other[kChunk];
   const int64_t slice_bytes = dtype_bytes(block.slice_dtype);
@@ -104,7 +108,8 @@ void extreme_small_float(const AccumulateBlock& block, ReduceOp op, CastFunction
 }
 
 Status check(const AccumulateBlock& block, const AccumulateOptions& options) {
-  const std::string types = std::string(dtype_name(block.slice_dtype)) + " slices into " + dtype_name(block.output_dtype);
+  const std::string types =
+      std::string(dtype_name(block.slice_dtype)) + " slices into " + dtype_name(block.output_dtype);
   if (block.numel < 0 || block.pad_numel < 0) {
     return {ErrorKind::kInternal, "accumulate: numel " + std::to_string(block.numel) + " and pad " +
                                       std::to_string(block.pad_numel) + " must not be negative"};
@@ -116,16 +121,18 @@ Status check(const AccumulateBlock& block, const AccumulateOptions& options) {
   }
   const bool floating = small || block.slice_dtype == DType::kFloat64;
   if (options.scale != 1.0 && !floating) {
-    return {ErrorKind::kUnsupported, "accumulate: a scale of " + std::to_string(options.scale) + " for " + types +
-                                         "; integers are added without a scale"};
+    return {ErrorKind::kUnsupported, "accumulate: a scale of " + std::to_string(options.scale) +
+                                         " for " + types + "; integers are added without a scale"};
   }
   if (options.op != ReduceOp::kSum && (options.scale != 1.0 || options.add_to_output)) {
-    return {ErrorKind::kUnsupported, "accumulate: MIN and MAX take no scale and do not add to the output"};
+    return {ErrorKind::kUnsupported,
+            "accumulate: MIN and MAX take no scale and do not add to the output"};
   }
   return Status::ok();
 }
 
-void accumulate_small_float(const AccumulateBlock& block, const AccumulateOptions& options, CpuLevel level) {
+void accumulate_small_float(const AccumulateBlock& block, const AccumulateOptions& options,
+                            CpuLevel level) {
   if (options.op != ReduceOp::kSum) {
     extreme_small_float(block, options.op, cast_baseline(block.slice_dtype, DType::kFloat32),
                         cast_baseline(DType::kFloat32, block.output_dtype));
@@ -139,25 +146,41 @@ void accumulate_small_float(const AccumulateBlock& block, const AccumulateOption
   call.output = block.output;
   call.scale = static_cast<float>(options.scale);
   call.add = options.add_to_output;
-  call.stream = !options.add_to_output && block.numel * output_bytes >= kStreamOutputBytes &&
-                reinterpret_cast<uintptr_t>(block.output) % static_cast<uintptr_t>(output_bytes) == 0;
+  call.stream =
+      !options.add_to_output && block.numel * output_bytes >= kStreamOutputBytes &&
+      reinterpret_cast<uintptr_t>(block.output) % static_cast<uintptr_t>(output_bytes) == 0;
   sum_function(block.slice_dtype, block.output_dtype, level)(call);
 }
 
 }  // namespace
 
-Status accumulate_block(const AccumulateBlock& block, const AccumulateOptions& options, CpuLevel level) {
+Status accumulate_block(const AccumulateBlock& block, const AccumulateOptions& options,
+                        CpuLevel level) {
   TIDE_RETURN_IF_ERROR(check(block, options));
   const DefaultRoundingMode rounding;
   if (block.numel > 0) {
     switch (block.slice_dtype) {
-      case DType::kUInt8: accumulate_same<uint8_t>(block, options); break;
-      case DType::kInt8: accumulate_same<int8_t>(block, options); break;
-      case DType::kInt16: accumulate_same<int16_t>(block, options); break;
-      case DType::kInt32: accumulate_same<int32_t>(block, options); break;
-      case DType::kInt64: accumulate_same<int64_t>(block, options); break;
-      case DType::kFloat64: accumulate_same<double>(block, options); break;
-      default: accumulate_small_float(block, options, level); break;
+      case DType::kUInt8:
+        accumulate_same<uint8_t>(block, options);
+        break;
+      case DType::kInt8:
+        accumulate_same<int8_t>(block, options);
+        break;
+      case DType::kInt16:
+        accumulate_same<int16_t>(block, options);
+        break;
+      case DType::kInt32:
+        accumulate_same<int32_t>(block, options);
+        break;
+      case DType::kInt64:
+        accumulate_same<int64_t>(block, options);
+        break;
+      case DType::kFloat64:
+        accumulate_same<double>(block, options);
+        break;
+      default:
+        accumulate_small_float(block, options, level);
+        break;
     }
   }
   if (!options.add_to_output && block.pad_numel > 0) {

@@ -26,7 +26,8 @@ void cast_from_fp64(const CastBlock& block, CastFunction narrow) {
   float values[kChunk];
   for (int64_t begin = 0; begin < block.numel; begin += kChunk) {
     const int64_t count = std::min(kChunk, block.numel - begin);
-    std::memcpy(wide, static_cast<const char*>(block.from) + begin * 8, static_cast<size_t>(count) * 8);
+    std::memcpy(wide, static_cast<const char*>(block.from) + begin * 8,
+                static_cast<size_t>(count) * 8);
     for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(wide[i]);
     narrow(values, static_cast<char*>(block.to) + begin * dtype_bytes(block.to_dtype), 0, count);
   }
@@ -37,7 +38,8 @@ void cast_to_fp64(const CastBlock& block, CastFunction widen) {
   float values[kChunk];
   for (int64_t begin = 0; begin < block.numel; begin += kChunk) {
     const int64_t count = std::min(kChunk, block.numel - begin);
-    widen(static_cast<const char*>(block.from) + begin * dtype_bytes(block.from_dtype), values, 0, count);
+    widen(static_cast<const char*>(block.from) + begin * dtype_bytes(block.from_dtype), values, 0,
+          count);
     for (int64_t i = 0; i < count; ++i) wide[i] = static_cast<double>(values[i]);
     std::memcpy(static_cast<char*>(block.to) + begin * 8, wide, static_cast<size_t>(count) * 8);
   }
@@ -48,7 +50,8 @@ void cast_to_fp64(const CastBlock& block, CastFunction widen) {
 Status cast_block(const CastBlock& block, CpuLevel level) {
   if (block.from_dtype == block.to_dtype) {
     if (block.numel > 0) {
-      std::memcpy(block.to, block.from, static_cast<size_t>(block.numel * dtype_bytes(block.to_dtype)));
+      std::memcpy(block.to, block.from,
+                  static_cast<size_t>(block.numel * dtype_bytes(block.to_dtype)));
     }
     return Status::ok();
   }
@@ -69,8 +72,8 @@ Status cast_block(const CastBlock& block, CpuLevel level) {
       return Status::ok();
     }
   }
-  return {ErrorKind::kUnsupported, std::string("cast: from ") + dtype_name(block.from_dtype) + " to " +
-                                       dtype_name(block.to_dtype) + " is not offered"};
+  return {ErrorKind::kUnsupported, std::string("cast: from ") + dtype_name(block.from_dtype) +
+                                       " to " + dtype_name(block.to_dtype) + " is not offered"};
 }
 
 }  // namespace tide

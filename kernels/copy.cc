@@ -22,7 +22,8 @@ int64_t head_bytes(const std::byte* to, int64_t bytes) {
   return head < bytes ? head : bytes;
 }
 
-__attribute__((target("avx512f"))) void stream_row_avx512(std::byte* to, const std::byte* from, int64_t bytes) {
+__attribute__((target("avx512f"))) void stream_row_avx512(std::byte* to, const std::byte* from,
+                                                          int64_t bytes) {
   const int64_t head = head_bytes(to, bytes);
   std::memcpy(to, from, static_cast<size_t>(head));
   int64_t i = head;
@@ -39,7 +40,8 @@ __attribute__((target("avx512f"))) void stream_row_avx512(std::byte* to, const s
   std::memcpy(to + i, from + i, static_cast<size_t>(bytes - i));
 }
 
-__attribute__((target("avx2"))) void stream_row_avx2(std::byte* to, const std::byte* from, int64_t bytes) {
+__attribute__((target("avx2"))) void stream_row_avx2(std::byte* to, const std::byte* from,
+                                                     int64_t bytes) {
   const int64_t head = head_bytes(to, bytes);
   std::memcpy(to, from, static_cast<size_t>(head));
   int64_t i = head;

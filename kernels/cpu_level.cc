@@ -33,9 +33,12 @@ std::vector<CpuLevel> usable_cpu_levels() {
 
 const char* cpu_level_name(CpuLevel level) {
   switch (level) {
-    case CpuLevel::kBaseline: return "baseline";
-    case CpuLevel::kAvx2: return "avx2";
-    case CpuLevel::kAvx512: return "avx512";
+    case CpuLevel::kBaseline:
+      return "baseline";
+    case CpuLevel::kAvx2:
+      return "avx2";
+    case CpuLevel::kAvx512:
+      return "avx512";
   }
   return "unknown";
 }

@@ -1,5 +1,6 @@
-// Which vector instructions a kernel may use. One binary holds every level and runs on every machine: the level is
-// chosen when a kernel is called, never when it is compiled. All levels give the same bits.
+// Which vector instructions a kernel may use. One binary holds every level and runs on every
+// machine: the level is chosen when a kernel is called, never when it is compiled. All levels give
+// the same bits.
 #pragma once
 
 #include <cstdint>

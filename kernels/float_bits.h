@@ -1,9 +1,12 @@
-// Conversions between fp32 and the two 16-bit float formats, one element at a time: the definition that every vector
-// level repeats bit for bit. Rounding is to nearest, ties to even; denormals are kept; overflow gives infinity.
-//   to bf16: every NaN becomes 0x7fc0.  to fp16: a NaN keeps its sign and upper payload and becomes quiet.
-//   from bf16: bits are kept.           from fp16: a NaN keeps sign and payload and becomes quiet.
+// Conversions between fp32 and the two 16-bit float formats, one element at a time: the definition
+// that every vector level repeats bit for bit. Rounding is to nearest, ties to even; denormals are
+// kept; overflow gives infinity.
+//   to bf16: every NaN becomes 0x7fc0.  to fp16: a NaN keeps its sign and upper payload and becomes
+//   quiet. from bf16: bits are kept.           from fp16: a NaN keeps sign and payload and becomes
+//   quiet.
 //
-// For sources without target pragmas only: these functions are inline, and the linker keeps one copy of each.
+// For sources without target pragmas only: these functions are inline, and the linker keeps one
+// copy of each.
 #pragma once
 
 #include <bit>
@@ -33,7 +36,8 @@ inline float fp16_to_fp32(uint16_t half) {
     if (mantissa == 0) return std::bit_cast<float>(sign);
     const int shift = std::countl_zero(mantissa) - 21;  // brings the leading one to bit 10
     const uint32_t fp32_exponent = static_cast<uint32_t>(113 - shift);
-    return std::bit_cast<float>(sign | (fp32_exponent << 23) | (((mantissa << shift) & 0x3ffu) << 13));
+    return std::bit_cast<float>(sign | (fp32_exponent << 23) |
+                                (((mantissa << shift) & 0x3ffu) << 13));
   }
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
@@ -42,13 +46,16 @@ inline uint16_t fp32_to_fp16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  if (magnitude > 0x7f800000u)
+    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
   if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65536 and above
-  if (magnitude >= 0x38800000u) {  // normal in fp16; a carry out of the mantissa is the next exponent, or infinity
+  if (magnitude >= 0x38800000u) {  // normal in fp16; a carry out of the mantissa is the next
+                                   // exponent, or infinity
     const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
   }
-  if (magnitude < 0x33000000u) return static_cast<uint16_t>(sign);  // below half of the least denormal
+  if (magnitude < 0x33000000u)
+    return static_cast<uint16_t>(sign);  // below half of the least denormal
   const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
   const uint32_t shift = 126u - (magnitude >> 23);  // 14..24
   const uint32_t kept = mantissa >> shift;

@@ -1,5 +1,6 @@
-// Gives the calling thread IEEE arithmetic while it lives: round to nearest, denormals kept. A program may have set
-// flush-to-zero (torch.set_flush_denormal does, and threads inherit it); sums must not depend on that.
+// Gives the calling thread IEEE arithmetic while it lives: round to nearest, denormals kept. A
+// program may have set flush-to-zero (torch.set_flush_denormal does, and threads inherit it); sums
+// must not depend on that.
 #pragma once
 
 #if defined(__x86_64__)

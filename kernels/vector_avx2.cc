@@ -1,5 +1,6 @@
-// Sum and cast in steps of 8 lanes. The target pragma stands after all standard headers: nothing of theirs may be
-// compiled for this level, as the linker could keep that copy for machines without it.
+// Sum and cast in steps of 8 lanes. The target pragma stands after all standard headers: nothing of
+// theirs may be compiled for this level, as the linker could keep that copy for machines without
+// it.
 #include "kernels/vector_levels.h"
 
 #if defined(__x86_64__)
@@ -63,7 +64,8 @@ struct Avx2Lanes {
   static __m128i round_bf16(Vector value) {
     const __m256i bits = _mm256_castps_si256(value);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i rounded =
+        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
     const Vector nan = _mm256_cmp_ps(value, value, _CMP_UNORD_Q);
     const __m256i safe = _mm256_castps_si256(_mm256_blendv_ps(
         _mm256_castsi256_ps(rounded), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), nan));

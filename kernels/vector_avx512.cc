@@ -1,9 +1,11 @@
-// Sum and cast in steps of 16 lanes. The target pragma stands after all standard headers: nothing of theirs may be
-// compiled for this level, as the linker could keep that copy for machines without it.
+// Sum and cast in steps of 16 lanes. The target pragma stands after all standard headers: nothing
+// of theirs may be compiled for this level, as the linker could keep that copy for machines without
+// it.
 #include "kernels/vector_levels.h"
 
 #if defined(__x86_64__)
-// The header starts unmasked results from a register of any content, which the compiler reports where it is inlined.
+// The header starts unmasked results from a register of any content, which the compiler reports
+// where it is inlined.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
@@ -67,7 +69,8 @@ struct Avx512Lanes {
   static __m256i round_bf16(Vector value) {
     const __m512i bits = _mm512_castps_si512(value);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i rounded =
+        _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
     const __m512i safe = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000));
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(safe, 16));

@@ -35,7 +35,8 @@ template <DType kSlice, DType kOutput>
 void sum_run(const SumCall& call) {
   for (int64_t i = call.begin; i < call.end; ++i) {
     float sum = load<kSlice>(call.slices[0], i);
-    for (int slice = 1; slice < call.count; ++slice) sum = sum + load<kSlice>(call.slices[slice], i);
+    for (int slice = 1; slice < call.count; ++slice)
+      sum = sum + load<kSlice>(call.slices[slice], i);
     sum = sum * call.scale;
     if (call.add) sum = load<kOutput>(call.output, i) + sum;
     if (sum != sum) sum = std::bit_cast<float>(kQuietNanBits);
@@ -49,27 +50,39 @@ void cast_run(const void* from, void* to, int64_t begin, int64_t end) {
 }
 
 template <DType kFrom, DType kTo>
-SumFunction pick(SumFunction) { return sum_run<kFrom, kTo>; }
+SumFunction pick(SumFunction) {
+  return sum_run<kFrom, kTo>;
+}
 template <DType kFrom, DType kTo>
-CastFunction pick(CastFunction) { return cast_run<kFrom, kTo>; }
+CastFunction pick(CastFunction) {
+  return cast_run<kFrom, kTo>;
+}
 
 template <class Function, DType kFrom>
 Function choose(DType to) {
   switch (to) {
-    case DType::kBFloat16: return pick<kFrom, DType::kBFloat16>(Function{});
-    case DType::kFloat16: return pick<kFrom, DType::kFloat16>(Function{});
-    case DType::kFloat32: return pick<kFrom, DType::kFloat32>(Function{});
-    default: return nullptr;
+    case DType::kBFloat16:
+      return pick<kFrom, DType::kBFloat16>(Function{});
+    case DType::kFloat16:
+      return pick<kFrom, DType::kFloat16>(Function{});
+    case DType::kFloat32:
+      return pick<kFrom, DType::kFloat32>(Function{});
+    default:
+      return nullptr;
   }
 }
 
 template <class Function>
 Function choose(DType from, DType to) {
   switch (from) {
-    case DType::kBFloat16: return choose<Function, DType::kBFloat16>(to);
-    case DType::kFloat16: return choose<Function, DType::kFloat16>(to);
-    case DType::kFloat32: return choose<Function, DType::kFloat32>(to);
-    default: return nullptr;
+    case DType::kBFloat16:
+      return choose<Function, DType::kBFloat16>(to);
+    case DType::kFloat16:
+      return choose<Function, DType::kFloat16>(to);
+    case DType::kFloat32:
+      return choose<Function, DType::kFloat32>(to);
+    default:
+      return nullptr;
   }
 }
 

@@ -1,5 +1,5 @@
-// What the vector sources offer to accumulate.cc and cast.cc: one function per pair of 16- and 32-bit float types and
-// level. Internal to kernels/.
+// What the vector sources offer to accumulate.cc and cast.cc: one function per pair of 16- and
+// 32-bit float types and level. Internal to kernels/.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace tide {
 struct SumCall {
   const void* const* slices = nullptr;
   int count = 0;
-  int64_t begin = 0;   // elements [begin, end) of slices and output
+  int64_t begin = 0;  // elements [begin, end) of slices and output
   int64_t end = 0;
   void* output = nullptr;
   float scale = 1.0f;

@@ -1,9 +1,10 @@
-// The loops of sum and cast over a level's lanes. Included once by each vector source, after its target pragma, so that
-// every function here is compiled for that level; `Lanes` is a type of that source alone, so no copy is shared with
-// another level. Nothing but the elements of whole steps is done here: heads and tails go to the baseline functions.
+// The loops of sum and cast over a level's lanes. Included once by each vector source, after its
+// target pragma, so that every function here is compiled for that level; `Lanes` is a type of that
+// source alone, so no copy is shared with another level. Nothing but the elements of whole steps is
+// done here: heads and tails go to the baseline functions.
 //
-// Lanes offers: Vector, kLanes, load<DType>(const char*), store<DType, stream>(char*, Vector), add, multiply, set,
-// canonical (NaN -> the quiet NaN), fence.
+// Lanes offers: Vector, kLanes, load<DType>(const char*), store<DType, stream>(char*, Vector), add,
+// multiply, set, canonical (NaN -> the quiet NaN), fence.
 
 namespace tide {
 namespace {
@@ -29,7 +30,8 @@ int64_t sum_steps(const SumCall& call, int64_t i) {
     for (int slice = 1; slice < count; ++slice) {
       from = static_cast<const char*>(call.slices[slice]) + i * kSliceBytes;
       for (int u = 0; u < kUnroll; ++u) {
-        sum[u] = Lanes::add(sum[u], Lanes::template load<kSlice>(from + u * Lanes::kLanes * kSliceBytes));
+        sum[u] = Lanes::add(sum[u],
+                            Lanes::template load<kSlice>(from + u * Lanes::kLanes * kSliceBytes));
       }
     }
     char* to = static_cast<char*>(call.output) + i * kOutputBytes;
@@ -47,8 +49,8 @@ template <class Lanes, DType kSlice, DType kOutput>
 void sum_run(const SumCall& call) {
   SumCall part = call;
   if (call.stream) {  // up to the first whole cache line of the output
-    const uint64_t address =
-        reinterpret_cast<uint64_t>(call.output) + static_cast<uint64_t>(call.begin * element_bytes(kOutput));
+    const uint64_t address = reinterpret_cast<uint64_t>(call.output) +
+                             static_cast<uint64_t>(call.begin * element_bytes(kOutput));
     const int64_t head = static_cast<int64_t>(-address & 63u) / element_bytes(kOutput);
     part.end = call.begin + head < call.end ? call.begin + head : call.end;
     sum_baseline(kSlice, kOutput)(part);
@@ -65,8 +67,9 @@ template <class Lanes, DType kFrom, DType kTo>
 void cast_run(const void* from, void* to, int64_t begin, int64_t end) {
   int64_t i = begin;
   for (; i + Lanes::kLanes <= end; i += Lanes::kLanes) {
-    Lanes::template store<kTo, false>(static_cast<char*>(to) + i * element_bytes(kTo),
-                                      Lanes::template load<kFrom>(static_cast<const char*>(from) + i * element_bytes(kFrom)));
+    Lanes::template store<kTo, false>(
+        static_cast<char*>(to) + i * element_bytes(kTo),
+        Lanes::template load<kFrom>(static_cast<const char*>(from) + i * element_bytes(kFrom)));
   }
   cast_baseline(kFrom, kTo)(from, to, i, end);
 }
@@ -74,40 +77,56 @@ void cast_run(const void* from, void* to, int64_t begin, int64_t end) {
 template <class Lanes, DType kSlice>
 SumFunction choose_sum(DType output) {
   switch (output) {
-    case DType::kBFloat16: return sum_run<Lanes, kSlice, DType::kBFloat16>;
-    case DType::kFloat16: return sum_run<Lanes, kSlice, DType::kFloat16>;
-    case DType::kFloat32: return sum_run<Lanes, kSlice, DType::kFloat32>;
-    default: return nullptr;
+    case DType::kBFloat16:
+      return sum_run<Lanes, kSlice, DType::kBFloat16>;
+    case DType::kFloat16:
+      return sum_run<Lanes, kSlice, DType::kFloat16>;
+    case DType::kFloat32:
+      return sum_run<Lanes, kSlice, DType::kFloat32>;
+    default:
+      return nullptr;
   }
 }
 
 template <class Lanes, DType kFrom>
 CastFunction choose_cast(DType to) {
   switch (to) {
-    case DType::kBFloat16: return cast_run<Lanes, kFrom, DType::kBFloat16>;
-    case DType::kFloat16: return cast_run<Lanes, kFrom, DType::kFloat16>;
-    case DType::kFloat32: return cast_run<Lanes, kFrom, DType::kFloat32>;
-    default: return nullptr;
+    case DType::kBFloat16:
+      return cast_run<Lanes, kFrom, DType::kBFloat16>;
+    case DType::kFloat16:
+      return cast_run<Lanes, kFrom, DType::kFloat16>;
+    case DType::kFloat32:
+      return cast_run<Lanes, kFrom, DType::kFloat32>;
+    default:
+      return nullptr;
   }
 }
 
 template <class Lanes>
 SumFunction choose_sum(DType slice, DType output) {
   switch (slice) {
-    case DType::kBFloat16: return choose_sum<Lanes, DType::kBFloat16>(output);
-    case DType::kFloat16: return choose_sum<Lanes, DType::kFloat16>(output);
-    case DType::kFloat32: return choose_sum<Lanes, DType::kFloat32>(output);
-    default: return nullptr;
+    case DType::kBFloat16:
+      return choose_sum<Lanes, DType::kBFloat16>(output);
+    case DType::kFloat16:
+      return choose_sum<Lanes, DType::kFloat16>(output);
+    case DType::kFloat32:
+      return choose_sum<Lanes, DType::kFloat32>(output);
+    default:
+      return nullptr;
   }
 }
 
 template <class Lanes>
 CastFunction choose_cast(DType from, DType to) {
   switch (from) {
-    case DType::kBFloat16: return choose_cast<Lanes, DType::kBFloat16>(to);
-    case DType::kFloat16: return choose_cast<Lanes, DType::kFloat16>(to);
-    case DType::kFloat32: return choose_cast<Lanes, DType::kFloat32>(to);
-    default: return nullptr;
+    case DType::kBFloat16:
+      return choose_cast<Lanes, DType::kBFloat16>(to);
+    case DType::kFloat16:
+      return choose_cast<Lanes, DType::kFloat16>(to);
+    case DType::kFloat32:
+      return choose_cast<Lanes, DType::kFloat32>(to);
+    default:
+      return nullptr;
   }
 }
 

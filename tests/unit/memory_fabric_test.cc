@@ -1,4 +1,5 @@
-// The in-process fabric: order of copies and signals, waits and their ends, votes about windows, news about peers.
+// The in-process fabric: order of copies and signals, waits and their ends, votes about windows,
+// news about peers.
 #include "transports/memory/memory_fabric.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +34,8 @@ void on_ranks(int ranks, Body body) {
 }
 
 // All ranks' parts of one window.
-std::vector<std::shared_ptr<Window>> windows_of(std::vector<std::unique_ptr<Fabric>>& fabrics, int64_t bytes) {
+std::vector<std::shared_ptr<Window>> windows_of(std::vector<std::unique_ptr<Fabric>>& fabrics,
+                                                int64_t bytes) {
   std::vector<std::shared_ptr<Window>> windows(fabrics.size());
   on_ranks(static_cast<int>(fabrics.size()), [&](int rank) {
     auto made = fabrics[static_cast<size_t>(rank)]->create_window(bytes, soon());
@@ -75,13 +77,22 @@ TEST(MemoryFabric, SignalComesAfterTheCopiesOfItsQueue) {
     std::vector<uint32_t> pattern(kBytes / 4);
     for (uint32_t round = 1; round <= kRounds; ++round) {
       std::fill(pattern.begin(), pattern.end(), round * 16 + static_cast<uint32_t>(rank));
-      ASSERT_TRUE(fabric.wait(0, word_at(window.own(), 4 + to), round - 1, guard_of(seconds(20))).is_ok());
-      const CopyBlock block{static_cast<char*>(window.peer(to)) + kBytes * (1 + rank), pattern.data(), 1, kBytes, 0, 0};
+      ASSERT_TRUE(
+          fabric.wait(0, word_at(window.own(), 4 + to), round - 1, guard_of(seconds(20))).is_ok());
+      const CopyBlock block{static_cast<char*>(window.peer(to)) + kBytes * (1 + rank),
+                            pattern.data(),
+                            1,
+                            kBytes,
+                            0,
+                            0};
       ASSERT_TRUE(fabric.copy(0, &block, 1).is_ok());
       ASSERT_TRUE(fabric.signal(0, word_at(window.peer(to), rank), round).is_ok());
-      ASSERT_TRUE(fabric.wait(1, word_at(window.own(), from), round, guard_of(seconds(20))).is_ok());
-      const auto* data = reinterpret_cast<const uint32_t*>(static_cast<const char*>(window.own()) + kBytes * (1 + from));
-      for (int64_t i = 0; i < kBytes / 4; ++i) ASSERT_EQ(data[i], round * 16 + static_cast<uint32_t>(from));
+      ASSERT_TRUE(
+          fabric.wait(1, word_at(window.own(), from), round, guard_of(seconds(20))).is_ok());
+      const auto* data = reinterpret_cast<const uint32_t*>(static_cast<const char*>(window.own()) +
+                                                           kBytes * (1 + from));
+      for (int64_t i = 0; i < kBytes / 4; ++i)
+        ASSERT_EQ(data[i], round * 16 + static_cast<uint32_t>(from));
       ASSERT_TRUE(fabric.signal(1, word_at(window.peer(from), 4 + rank), round).is_ok());
     }
   });
@@ -125,9 +136,11 @@ TEST(MemoryFabric, WordsOutsideWindowsAreRefused) {
   auto windows = windows_of(fabrics, 4096);
   uint32_t outside = 0;
   EXPECT_EQ(fabrics[0]->signal(0, &outside, 1).kind(), ErrorKind::kInternal);
-  EXPECT_EQ(fabrics[0]->wait(0, &outside, 1, guard_of(milliseconds(1))).kind(), ErrorKind::kInternal);
-  EXPECT_EQ(fabrics[0]->wait(0, word_at(windows[0]->peer(1), 0), 1, guard_of(milliseconds(1))).kind(),
+  EXPECT_EQ(fabrics[0]->wait(0, &outside, 1, guard_of(milliseconds(1))).kind(),
             ErrorKind::kInternal);
+  EXPECT_EQ(
+      fabrics[0]->wait(0, word_at(windows[0]->peer(1), 0), 1, guard_of(milliseconds(1))).kind(),
+      ErrorKind::kInternal);
   windows[0].reset();  // its words are no longer known to rank 0
   EXPECT_EQ(fabrics[0]->signal(0, word_at(windows[1]->own(), 0), 1).kind(), ErrorKind::kInternal);
 }
@@ -260,7 +273,8 @@ TEST(MemoryFabric, SixtyFourRanksMeet) {
         ASSERT_TRUE(fabric.signal(0, word_at(window.peer(peer), rank), round).is_ok());
       }
       for (int peer = 0; peer < kRanks; ++peer) {
-        ASSERT_TRUE(fabric.wait(0, word_at(window.own(), peer), round, guard_of(seconds(60))).is_ok());
+        ASSERT_TRUE(
+            fabric.wait(0, word_at(window.own(), peer), round, guard_of(seconds(60))).is_ok());
       }
     }
   });

@@ -12,8 +12,8 @@
 namespace tide {
 namespace {
 
-// A peer that is about to signal does so within this time, if it has a core; with fewer cores than ranks the yields let
-// it have this one.
+// A peer that is about to signal does so within this time, if it has a core; with fewer cores than
+// ranks the yields let it have this one.
 constexpr std::chrono::microseconds kSpin{20};
 constexpr std::chrono::milliseconds kSlice{100};
 
@@ -65,7 +65,8 @@ Status BlockingFabric::cast(int, const CastBlock* blocks, int count) {
   return Status::ok();
 }
 
-Status BlockingFabric::accumulate(int, const AccumulateBlock* blocks, int count, const AccumulateOptions& options) {
+Status BlockingFabric::accumulate(int, const AccumulateBlock* blocks, int count,
+                                  const AccumulateOptions& options) {
   TIDE_RETURN_IF_ERROR(usable());
   for (int i = 0; i < count; ++i) TIDE_RETURN_IF_ERROR(accumulate_block(blocks[i], options));
   return Status::ok();
@@ -75,7 +76,8 @@ Status BlockingFabric::signal(int, uint32_t* word, uint32_t value) {
   TIDE_RETURN_IF_ERROR(usable());
   const auto place = window_map_->find(word, sizeof(*word));
   if (!place) return {ErrorKind::kInternal, label_ + ": signal to a word outside every window"};
-  // Sequentially consistent, so it also releases the copies before it. Other side: reached(), and doorbell.h.
+  // Sequentially consistent, so it also releases the copies before it. Other side: reached(), and
+  // doorbell.h.
   as_atomic(word).store(value, std::memory_order_seq_cst);
   ring(doorbells_of(place->rank).of(place->offset));
   return Status::ok();
@@ -90,15 +92,18 @@ Status BlockingFabric::wait(int, const uint32_t* word, uint32_t value, const Wai
 
   const auto place = window_map_->find(word, sizeof(*word));
   if (!place || place->rank != rank_) {
-    return {ErrorKind::kInternal, label_ + ": wait for a word outside its own windows (" + guard.what + ")"};
+    return {ErrorKind::kInternal,
+            label_ + ": wait for a word outside its own windows (" + guard.what + ")"};
   }
   Sleeper sleeper(doorbells_of(rank_).of(place->offset));
   while (true) {
     const uint32_t ticket = sleeper.ticket();
-    // The ticket is older than all looks below: what changes after them rings, and the sleep ends at once.
+    // The ticket is older than all looks below: what changes after them rings, and the sleep ends
+    // at once.
     if (reached(word, value)) return Status::ok();
     if (has_failed(guard)) {
-      return {ErrorKind::kPeerLost, label_ + ": the group failed while waiting (" + guard.what + ")"};
+      return {ErrorKind::kPeerLost,
+              label_ + ": the group failed while waiting (" + guard.what + ")"};
     }
     if (guard.check) {
       const Status checked = guard.check();
@@ -107,9 +112,9 @@ Status BlockingFabric::wait(int, const uint32_t* word, uint32_t value, const Wai
     const Deadline now = Clock::now();
     if (now >= deadline) {
       const uint32_t got = as_atomic(word).load(std::memory_order_relaxed);
-      return {ErrorKind::kTimeout, label_ + ": waited " + std::to_string(guard.timeout.count()) + " ms for " +
-                                       guard.what + ", wanted counter " + std::to_string(value) + ", got " +
-                                       std::to_string(got)};
+      return {ErrorKind::kTimeout, label_ + ": waited " + std::to_string(guard.timeout.count()) +
+                                       " ms for " + guard.what + ", wanted counter " +
+                                       std::to_string(value) + ", got " + std::to_string(got)};
     }
     sleeper.sleep(ticket, std::min<std::chrono::nanoseconds>(kSlice, deadline - now));
   }
@@ -137,7 +142,8 @@ void BlockingFabric::mark_left(int rank) {
     std::lock_guard lock(mutex_);
     Status& status = peers_.at(static_cast<size_t>(rank)).status;
     if (!status.is_ok()) return;
-    status = {ErrorKind::kPeerLost, label_ + ": rank " + std::to_string(rank) + " has closed the group"};
+    status = {ErrorKind::kPeerLost,
+              label_ + ": rank " + std::to_string(rank) + " has closed the group"};
   }
   wake_all();
 }

@@ -1,8 +1,10 @@
-// What the fabrics of processor memory share: copies and sums by the kernels on the calling thread, signals and waits by
-// doorbells, and the record of peers that left or were lost. A subclass brings windows and the news about peers.
+// What the fabrics of processor memory share: copies and sums by the kernels on the calling thread,
+// signals and waits by doorbells, and the record of peers that left or were lost. A subclass brings
+// windows and the news about peers.
 //
-// Threads: as fabric.h says. A subclass has one service thread; it alone calls the failure listener.
-// Teardown: the subclass's close() ends the service thread first; the doorbell window goes with the fabric.
+// Threads: as fabric.h says. A subclass has one service thread; it alone calls the failure
+// listener. Teardown: the subclass's close() ends the service thread first; the doorbell window
+// goes with the fabric.
 #pragma once
 
 #include <atomic>
@@ -26,7 +28,8 @@ class BlockingFabric : public Fabric {
 
   Status copy(int queue, const CopyBlock* blocks, int count) override;
   Status cast(int queue, const CastBlock* blocks, int count) override;
-  Status accumulate(int queue, const AccumulateBlock* blocks, int count, const AccumulateOptions& options) override;
+  Status accumulate(int queue, const AccumulateBlock* blocks, int count,
+                    const AccumulateOptions& options) override;
   Status signal(int queue, uint32_t* word, uint32_t value) override;
   Status wait(int queue, const uint32_t* word, uint32_t value, const WaitGuard& guard) override;
 
@@ -48,7 +51,8 @@ class BlockingFabric : public Fabric {
   const std::string& label() const { return label_; }
   const std::shared_ptr<WindowMap>& window_map() const { return window_map_; }
 
-  // News about a peer, any thread; the first news about a peer counts. Both end the slices of this rank's waits.
+  // News about a peer, any thread; the first news about a peer counts. Both end the slices of this
+  // rank's waits.
   void mark_left(int rank);
   void mark_lost(int rank, const Status& reason);
   // Calls the listener for losses it has not heard of. Service thread only.
@@ -58,11 +62,13 @@ class BlockingFabric : public Fabric {
 
  private:
   struct Peer {
-    Status status;          // what peer_status says
+    Status status;           // what peer_status says
     bool to_report = false;  // lost, and the listener has not heard of it
   };
 
-  DoorbellPage& doorbells_of(int rank) const { return *static_cast<DoorbellPage*>(doorbells_->peer(rank)); }
+  DoorbellPage& doorbells_of(int rank) const {
+    return *static_cast<DoorbellPage*>(doorbells_->peer(rank));
+  }
 
   const int rank_;
   const int size_;

@@ -27,7 +27,9 @@ void ring_all(DoorbellPage& page) {
   for (Doorbell& bell : page.bells) ring(bell);
 }
 
-Sleeper::Sleeper(Doorbell& bell) : bell_(bell) { bell_.waiters.fetch_add(1, std::memory_order_seq_cst); }
+Sleeper::Sleeper(Doorbell& bell) : bell_(bell) {
+  bell_.waiters.fetch_add(1, std::memory_order_seq_cst);
+}
 
 Sleeper::~Sleeper() { bell_.waiters.fetch_sub(1, std::memory_order_seq_cst); }
 
@@ -38,7 +40,8 @@ void Sleeper::sleep(uint32_t ticket, std::chrono::nanoseconds timeout) {
   timespec duration;
   duration.tv_sec = static_cast<time_t>(timeout.count() / 1'000'000'000);
   duration.tv_nsec = static_cast<long>(timeout.count() % 1'000'000'000);
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&bell_.sequence), FUTEX_WAIT, ticket, &duration, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&bell_.sequence), FUTEX_WAIT, ticket, &duration,
+          nullptr, 0);
 }
 
 }  // namespace tide

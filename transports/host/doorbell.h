@@ -1,16 +1,20 @@
-// How a thread sleeps until another rank has stored a word, without a system call on either side while nobody sleeps.
+// How a thread sleeps until another rank has stored a word, without a system call on either side
+// while nobody sleeps.
 //
-// Every rank owns one page of doorbells that its peers can write. A word's doorbell is chosen by the word's offset in its
-// window, so both sides agree on it and the word itself stays a plain 32-bit value. Different words may share a doorbell:
-// a sleeper may wake for another's word, looks at its own, and sleeps again.
+// Every rank owns one page of doorbells that its peers can write. A word's doorbell is chosen by
+// the word's offset in its window, so both sides agree on it and the word itself stays a plain
+// 32-bit value. Different words may share a doorbell: a sleeper may wake for another's word, looks
+// at its own, and sleeps again.
 //
 // Memory order (Dekker's pattern; all four accesses are sequentially consistent):
-//   signaller  store word;                    load waiters -> when not zero: add to sequence, futex wake
-//   sleeper    add to waiters; load sequence; load word    -> when not there: futex wait while sequence is unchanged
-// A signaller that reads waiters == 0 stored the word before the sleeper announced itself, so the sleeper reads the word.
-// A signaller that reads more changes sequence after the word: a sleeper that read the old sequence does not fall asleep
-// (or is woken), one that read the new sequence reads the word. A sleeper that dies leaves waiters high: later signals
-// then cost a needless system call, nothing else.
+//   signaller  store word;                    load waiters -> when not zero: add to sequence, futex
+//   wake sleeper    add to waiters; load sequence; load word    -> when not there: futex wait while
+//   sequence is unchanged
+// A signaller that reads waiters == 0 stored the word before the sleeper announced itself, so the
+// sleeper reads the word. A signaller that reads more changes sequence after the word: a sleeper
+// that read the old sequence does not fall asleep (or is woken), one that read the new sequence
+// reads the word. A sleeper that dies leaves waiters high: later signals then cost a needless
+// system call, nothing else.
 #pragma once
 
 #include <atomic>
@@ -41,7 +45,8 @@ void ring(Doorbell& bell);
 // Wakes every sleeper of the page, whatever it waits for.
 void ring_all(DoorbellPage& page);
 
-// Sleeper: announces itself while it lives. `ticket` is read between the announcement and the look at the word.
+// Sleeper: announces itself while it lives. `ticket` is read between the announcement and the look
+// at the word.
 class Sleeper {
  public:
   explicit Sleeper(Doorbell& bell);

@@ -11,7 +11,9 @@ void WindowMap::add(const void* base, int ranks, int64_t bytes, int64_t stride) 
 
 void WindowMap::remove(const void* base) {
   std::unique_lock lock(mutex_);
-  std::erase_if(entries_, [base](const Entry& entry) { return entry.base == reinterpret_cast<uintptr_t>(base); });
+  std::erase_if(entries_, [base](const Entry& entry) {
+    return entry.base == reinterpret_cast<uintptr_t>(base);
+  });
 }
 
 std::optional<WindowMap::Place> WindowMap::find(const void* address, int64_t bytes) const {

@@ -1,5 +1,6 @@
-// Which rank's memory an address belongs to: every window of one fabric, all ranks' parts of a window side by side.
-// Shared by the fabric and its windows (a window may live longer). Thread-safe; lookups do not block each other.
+// Which rank's memory an address belongs to: every window of one fabric, all ranks' parts of a
+// window side by side. Shared by the fabric and its windows (a window may live longer).
+// Thread-safe; lookups do not block each other.
 #pragma once
 
 #include <cstdint>

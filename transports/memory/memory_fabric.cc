@@ -33,7 +33,8 @@ class SharedPages {
   int64_t stride() const { return stride_; }
 
  private:
-  SharedPages(char* base, int64_t stride, size_t total) : base_(base), stride_(stride), total_(total) {}
+  SharedPages(char* base, int64_t stride, size_t total)
+      : base_(base), stride_(stride), total_(total) {}
 
   char* base_;
   int64_t stride_;
@@ -42,7 +43,8 @@ class SharedPages {
 
 class MemoryWindow : public Window {
  public:
-  MemoryWindow(std::shared_ptr<SharedPages> pages, std::shared_ptr<WindowMap> map, int rank, int ranks, int64_t bytes)
+  MemoryWindow(std::shared_ptr<SharedPages> pages, std::shared_ptr<WindowMap> map, int rank,
+               int ranks, int64_t bytes)
       : pages_(std::move(pages)), map_(std::move(map)), rank_(rank), bytes_(bytes) {
     map_->add(pages_->part(0), ranks, bytes_, pages_->stride());
   }
@@ -59,7 +61,8 @@ class MemoryWindow : public Window {
   int64_t bytes_;
 };
 
-// One collective create_window: the ranks meet, the last one decides for all; one that gives up decides, too.
+// One collective create_window: the ranks meet, the last one decides for all; one that gives up
+// decides, too.
 struct Meeting {
   int arrived = 0;
   int64_t bytes = 0;
@@ -80,17 +83,19 @@ class MemoryFabric;
 struct MemoryGroup {
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<MemoryFabric*> members;         // null once closed
+  std::vector<MemoryFabric*> members;  // null once closed
   std::map<int64_t, std::shared_ptr<Meeting>> meetings;
   MemoryFabricOptions options;
 };
 
 class MemoryFabric : public BlockingFabric {
  public:
-  MemoryFabric(std::shared_ptr<MemoryGroup> group, const std::shared_ptr<SharedPages>& doorbells, int rank, int size)
-      : BlockingFabric(rank, size, "memory", "rank " + std::to_string(rank)), group_(std::move(group)) {
-    set_doorbells(std::make_shared<MemoryWindow>(doorbells, std::make_shared<WindowMap>(), rank, size,
-                                                 static_cast<int64_t>(sizeof(DoorbellPage))));
+  MemoryFabric(std::shared_ptr<MemoryGroup> group, const std::shared_ptr<SharedPages>& doorbells,
+               int rank, int size)
+      : BlockingFabric(rank, size, "memory", "rank " + std::to_string(rank)),
+        group_(std::move(group)) {
+    set_doorbells(std::make_shared<MemoryWindow>(doorbells, std::make_shared<WindowMap>(), rank,
+                                                 size, static_cast<int64_t>(sizeof(DoorbellPage))));
     service_ = std::thread([this] { serve(); });
   }
   ~MemoryFabric() override { close(); }
@@ -100,7 +105,8 @@ class MemoryFabric : public BlockingFabric {
   void close() override { leave(&MemoryFabric::mark_left); }
   void break_off() {
     leave([](MemoryFabric& peer, int rank) {
-      peer.mark_lost(rank, {ErrorKind::kPeerLost, peer.label() + ": rank " + std::to_string(rank) + " died"});
+      peer.mark_lost(
+          rank, {ErrorKind::kPeerLost, peer.label() + ": rank " + std::to_string(rank) + " died"});
     });
   }
 
@@ -169,7 +175,9 @@ void MemoryFabric::arrive(Meeting& meeting, int64_t bytes) {
   const auto& refuse = group_->options.refuse_window;
   const Status own = refuse ? refuse(rank(), bytes) : Status::ok();
   if (!own.is_ok()) meeting.refuse(rank(), own);
-  if (bytes <= 0) meeting.refuse(rank(), {ErrorKind::kInvalidUse, "a window of " + std::to_string(bytes) + " bytes"});
+  if (bytes <= 0)
+    meeting.refuse(rank(),
+                   {ErrorKind::kInvalidUse, "a window of " + std::to_string(bytes) + " bytes"});
   if (meeting.arrived == 0) meeting.bytes = bytes;
   if (meeting.bytes != bytes) {
     meeting.refuse(rank(), {ErrorKind::kInvalidUse, "wants a window of " + std::to_string(bytes) +
@@ -180,7 +188,8 @@ void MemoryFabric::arrive(Meeting& meeting, int64_t bytes) {
   if (meeting.refusal.is_ok()) {
     meeting.pages = SharedPages::make(size(), bytes);
     if (!meeting.pages) {
-      meeting.refuse(rank(), {ErrorKind::kSystem, "no memory for a window of " + std::to_string(bytes) + " bytes"});
+      meeting.refuse(rank(), {ErrorKind::kSystem,
+                              "no memory for a window of " + std::to_string(bytes) + " bytes"});
     }
   }
   if (!meeting.decision) meeting.decision = meeting.refusal;
@@ -200,9 +209,10 @@ Result<std::shared_ptr<Window>> MemoryFabric::create_window(int64_t bytes, Deadl
     if (!missing.is_ok()) {
       meeting->decision = missing;
     } else if (now >= deadline) {
-      meeting->decision = Status(ErrorKind::kTimeout, label() + ": " + std::to_string(meeting->arrived) + " of " +
-                                                          std::to_string(size()) +
-                                                          " ranks came to create a window before the deadline");
+      meeting->decision =
+          Status(ErrorKind::kTimeout, label() + ": " + std::to_string(meeting->arrived) + " of " +
+                                          std::to_string(size()) +
+                                          " ranks came to create a window before the deadline");
     } else {
       group_->changed.wait_until(lock, std::min(deadline, now + kSlice));
     }
@@ -218,15 +228,17 @@ void MemoryFabric::fail(const Status& reason) {
   std::lock_guard lock(group_->mutex);
   if (closed_.load()) return;
   for_each_peer([&](MemoryFabric& peer) {
-    peer.mark_lost(rank(), {ErrorKind::kPeerLost, peer.label() + ": rank " + std::to_string(rank()) +
-                                                      " reported: " + reason.to_string()});
+    peer.mark_lost(rank(),
+                   {ErrorKind::kPeerLost, peer.label() + ": rank " + std::to_string(rank()) +
+                                              " reported: " + reason.to_string()});
   });
   group_->changed.notify_all();
 }
 
 }  // namespace
 
-std::vector<std::unique_ptr<Fabric>> make_memory_fabrics(int ranks, const MemoryFabricOptions& options) {
+std::vector<std::unique_ptr<Fabric>> make_memory_fabrics(int ranks,
+                                                         const MemoryFabricOptions& options) {
   auto group = std::make_shared<MemoryGroup>();
   group->options = options;
   std::vector<std::unique_ptr<Fabric>> fabrics;

@@ -1,8 +1,9 @@
-// The fabric inside one process: ranks are threads, windows are ordinary memory. For tests of everything above the seam,
-// and the reference for what a fabric does. Blocking, like host.
+// The fabric inside one process: ranks are threads, windows are ordinary memory. For tests of
+// everything above the seam, and the reference for what a fabric does. Blocking, like host.
 //
-// All ranks' fabrics are made together and may be closed and destroyed in any order, each by its own thread. An event
-// about a peer (failure, goodbye, death) is told by a thread of the fabric that hears it, never by the peer's.
+// All ranks' fabrics are made together and may be closed and destroyed in any order, each by its
+// own thread. An event about a peer (failure, goodbye, death) is told by a thread of the fabric
+// that hears it, never by the peer's.
 #pragma once
 
 #include <functional>
@@ -19,9 +20,11 @@ struct MemoryFabricOptions {
 };
 
 // fabrics[r] is rank r's.
-std::vector<std::unique_ptr<Fabric>> make_memory_fabrics(int ranks, const MemoryFabricOptions& options = {});
+std::vector<std::unique_ptr<Fabric>> make_memory_fabrics(int ranks,
+                                                         const MemoryFabricOptions& options = {});
 
-// What peers see when a rank's process dies: its fabric ends without a goodbye. `fabric` came from make_memory_fabrics.
+// What peers see when a rank's process dies: its fabric ends without a goodbye. `fabric` came from
+// make_memory_fabrics.
 void break_memory_fabric(Fabric& fabric);
 
 }  // namespace tide
