@@ -45,14 +45,10 @@ def create_backend(opts: Any, backend_options: object | None) -> Any:
     completed = options.completed(backend_options, opts.timeout)
     completed.group_name = opts.group_id
     completed.global_ranks_in_group = list(opts.global_ranks_in_group)
-    backend = _C.Backend(
-        opts.store,
-        opts.group_rank,
-        opts.group_size,
-        completed,
-        inner_factory(opts.store, opts.group_rank, opts.group_size, completed, opts.split_from),
-        groups.create_child,
-    )
+    rank, size = opts.group_rank, opts.group_size
+    store = groups.fresh_store(opts.store, rank, size, completed.global_ranks_in_group)
+    make_inner = inner_factory(store, rank, size, completed, opts.split_from)
+    backend = _C.Backend(store, rank, size, completed, make_inner, groups.create_child)
     groups.start(backend)
     return backend
 

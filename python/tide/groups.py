@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -50,6 +52,17 @@ def start(backend: _C.Backend) -> None:
         warnings.warn(f"tide leaves FSDP2 to its stock communication: {error}", stacklevel=2)
 
 
+def fresh_store(store: dist.Store, rank: int, size: int, global_ranks: Sequence[int]) -> dist.Store:
+    """The part of a group's store that this life of the group has for itself.
+
+    A group that is destroyed and made again meets the keys of its former life. Every member counts its lives by itself;
+    members of equal groups count equally, so they agree without a message.
+    """
+    members = hashlib.sha1(repr([size, *global_ranks]).encode()).hexdigest()[:16]
+    life = store.add(f"tide/{members}/lives/{rank}", 1)
+    return dist.PrefixStore(f"tide/{members}/{life}/", store)
+
+
 def create_child(store: dist.Store, rank: int, size: int, given: Any) -> _C.Backend:
     """The backend of a group that c10d splits off a tide group."""
     from tide.inner_backends import inner_factory
@@ -58,6 +71,7 @@ def create_child(store: dist.Store, rank: int, size: int, given: Any) -> _C.Back
     options = completed(given if isinstance(given, _C.Options) else None, given._timeout)
     options.group_name = given.group_name
     options.global_ranks_in_group = list(given.global_ranks_in_group)
+    store = fresh_store(store, rank, size, options.global_ranks_in_group)
     backend = _C.Backend(
         store, rank, size, options, inner_factory(store, rank, size, options), create_child
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch  # noqa: F401  before _C, which needs its libraries
+
 from tide import _C, knobs
 
 _WORDS = {
