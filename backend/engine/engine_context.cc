@@ -1,0 +1,50 @@
+#include "backend/engine/engine_context.h"
+
+#include <utility>
+
+namespace tide {
+
+const char* control_counter_name(int counter) {
+  if (counter == kMeetCounter) return "the call";
+  return counter_name(static_cast<Counter>(counter));
+}
+
+EngineContext::EngineContext(std::string name, std::unique_ptr<Fabric> fabric, std::chrono::milliseconds timeout)
+    : name_(std::move(name)), fabric_(std::move(fabric)), timeout_(timeout.count()) {}
+
+std::string EngineContext::where() const { return "group '" + name_ + "', rank " + std::to_string(rank()); }
+
+std::string EngineContext::describe(const OperationState& operation) const {
+  std::string text = operation.name();
+  const WaitingFor waiting = operation.waiting();
+  if (waiting.counter < 0 || !control) return text;
+  const uint32_t got = __atomic_load_n(control->word(rank(), waiting.counter, waiting.from), __ATOMIC_RELAXED);
+  return text + ", waiting for " + control_counter_name(waiting.counter) + " from rank " +
+         std::to_string(waiting.from) + ", wanted " + std::to_string(waiting.value) + ", got " + std::to_string(got);
+}
+
+void EngineContext::break_group(const Status& reason, bool tell_peers) {
+  if (!failure.set(reason)) return;
+  fabric_->wake_all();
+  if (tell_peers) fabric_->fail(reason);
+}
+
+void EngineContext::peer_failed(int peer, const Status& reason) {
+  std::string running;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const std::shared_ptr<OperationState>& operation : running_) {
+      if (operation) running += (running.empty() ? " while in " : " and in ") + describe(*operation);
+    }
+  }
+  break_group(Status(ErrorKind::kPeerLost, where() + ": rank " + std::to_string(peer) + " failed" + running + ": " +
+                                               reason.message()),
+              false);
+}
+
+void EngineContext::set_running(Lane lane, std::shared_ptr<OperationState> operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  running_[static_cast<size_t>(lane)].swap(operation);
+}
+
+}  // namespace tide

@@ -1,0 +1,75 @@
+// What the parts of one group share: fabric, control page, failure, counters. Owned by the group, which outlives the
+// lanes and closes the fabric before it goes.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "backend/engine/agreement.h"
+#include "backend/engine/allocations.h"
+#include "backend/engine/control_page.h"
+#include "backend/engine/failure.h"
+#include "backend/engine/operation_state.h"
+#include "transports/fabric.h"
+
+namespace tide {
+
+// Threads of a group, see lanes.h.
+enum class Lane : uint8_t { kGather, kReduce, kMove };
+inline constexpr int kLaneCount = 3;
+
+// Queue numbers for the fabric beside the plans' own.
+inline constexpr int kMoveQueue = kQueueCount;
+inline constexpr int kCallerQueue = kQueueCount + 1;
+
+// Name of a control page counter, the engine's own included.
+const char* control_counter_name(int counter);
+
+class EngineContext {
+ public:
+  EngineContext(std::string name, std::unique_ptr<Fabric> fabric, std::chrono::milliseconds timeout);
+
+  const std::string& name() const { return name_; }
+  int rank() const { return fabric_->rank(); }
+  int ranks() const { return fabric_->size(); }
+  Fabric& fabric() const { return *fabric_; }
+  std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_.load()); }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout.count(); }
+
+  // "group 'default', rank 1".
+  std::string where() const;
+  // "gather 17 of 'layers.3', waiting for gather_arrival from rank 2, wanted 35, got 34"; the operation alone when it
+  // does not wait.
+  std::string describe(const OperationState& operation) const;
+
+  // The first error breaks the group: kept, own waits end, peers are told (not when a peer's own failure is the reason).
+  // Any thread.
+  void break_group(const Status& reason, bool tell_peers);
+  // The fabric's listener.
+  void peer_failed(int peer, const Status& reason);
+
+  // What a lane runs now (null: nothing), for peer_failed().
+  void set_running(Lane lane, std::shared_ptr<OperationState> operation);
+
+  std::shared_ptr<ControlPage> control;       // set once, before the first call
+  std::unique_ptr<Agreement> agreement;
+  std::unique_ptr<Allocations> allocations;
+  Failure failure;
+  std::atomic<uint64_t> bytes_pushed{0};
+  std::atomic<uint64_t> bytes_copied{0};
+  std::atomic<uint64_t> bytes_summed{0};
+
+ private:
+  const std::string name_;
+  const std::unique_ptr<Fabric> fabric_;
+  std::atomic<int64_t> timeout_;
+  std::mutex mutex_;
+  std::array<std::shared_ptr<OperationState>, kLaneCount> running_;
+};
+
+}  // namespace tide

@@ -1,0 +1,398 @@
+#include "backend/engine/executor.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tide {
+namespace {
+
+// Blocks of one fabric call: enough to hide the call, few enough to stay in the cache.
+constexpr size_t kBatch = 128;
+// How long a wait that found a difference goes on for the tensor's name: the peer's lane is about to publish it.
+constexpr std::chrono::seconds kTablePatience{1};
+
+bool runs_in(Direction direction, Lane lane) { return (direction == Direction::kReduce) == (lane == Lane::kReduce); }
+
+int64_t element_bytes(const Binding& binding, Direction direction, int p) {
+  return dtype_bytes(direction == Direction::kReduce ? binding.gradient_dtypes[p]
+                                                     : binding.layout->parameter(p).dtype);
+}
+
+// One side of a copy for one piece: block addresses are base + (place or shard offset - origin) * element bytes.
+struct Side {
+  char* base = nullptr;
+  bool places = false;
+  int64_t origin = 0;
+
+  char* at(const Block& block, int64_t bytes) const {
+    return base + ((places ? block.place_begin : block.shard_begin) - origin) * bytes;
+  }
+  int64_t pitch(const Block& block, int64_t bytes) const {
+    return (places ? block.place_pitch : block.shard_pitch) * bytes;
+  }
+};
+
+char* slice_base(const ArenaRange& range, int owner, const Program& program, int area, int slice) {
+  return range.at(owner) + (static_cast<int64_t>(area) * program.ranks + slice) * program.slice_bytes;
+}
+
+// Pieces never reach past an unsharded tensor that has no room for padding.
+bool has_padding(Space space, Direction direction) {
+  return space != Space::kGradient && !(space == Space::kOutput && direction == Direction::kGather);
+}
+
+}  // namespace
+
+Executor::Executor(EngineContext* context) : context_(context), compared_(static_cast<size_t>(context->ranks())) {
+  copies_.reserve(kBatch);
+  casts_.reserve(kBatch);
+  guard_.failed = context->failure.flag();
+  guard_.check = [this] { return check_wait(waiting_from_); };
+}
+
+void Executor::begin(const Call& call) {
+  call_ = call;
+  std::fill(compared_.begin(), compared_.end(), 0);
+  needs_table_since_ = {};
+  guard_.timeout = context_->timeout();
+}
+
+Status Executor::run(OperationState& operation, Lane lane) {
+  const Binding& binding = operation.binding();
+  begin({&operation.record(), &operation, binding.layout.get()});
+  for (const std::shared_ptr<OperationState>& earlier : binding.after) TIDE_RETURN_IF_ERROR(earlier->wait(std::nullopt));
+  if (lane == Lane::kMove) return run_move(operation);
+
+  if (!binding.moves.empty()) {
+    operation.wait_moved();
+    TIDE_RETURN_IF_ERROR(context_->failure.status());
+  }
+  const Program* program = binding.program.get();
+  if (!binding.descriptors.empty() && program->ranks > 1) {
+    context_->control->publish_table(program->direction, operation.record().sequence, binding.descriptors,
+                                     binding.postings);
+  }
+  if (binding.bounced && !program->steps.empty() && program->ranks > 1) {
+    TIDE_RETURN_IF_ERROR(choose_form(operation, &program));
+  }
+  if (!runs_in(program->direction, lane)) return Status(ErrorKind::kInternal, "a program reached another lane");
+  return run_program(operation, *program);
+}
+
+Status Executor::run_move(OperationState& operation) {
+  const std::vector<CopyBlock>& moves = operation.binding().moves;
+  TIDE_RETURN_IF_ERROR(context_->fabric().copy(kMoveQueue, moves.data(), static_cast<int>(moves.size())));
+  uint64_t bytes = 0;
+  for (const CopyBlock& block : moves) bytes += static_cast<uint64_t>(block.rows * block.row_bytes);
+  context_->bytes_copied += bytes;
+  operation.lane_passed_reads();
+  return Status::ok();
+}
+
+Status Executor::run_program(OperationState& operation, const Program& program) {
+  const Binding& binding = operation.binding();
+  const bool reads_caller_memory = binding.moves.empty();
+  int last_read = -1;
+  if (program.direction == Direction::kReduce) {
+    last_read = program.last_gradient_read;
+  } else {
+    last_read = static_cast<int>(program.steps.size()) - 1;
+    while (last_read >= 0 && (program.steps[last_read].op == Op::kSignal || program.steps[last_read].op == Op::kWait ||
+                              program.steps[last_read].from != Space::kShard)) {
+      --last_read;
+    }
+  }
+  for (int i = 0; i < static_cast<int>(program.steps.size()); ++i) {
+    TIDE_RETURN_IF_ERROR(run_step(binding, program, program.steps[i]));
+    if (i == last_read && reads_caller_memory) operation.lane_passed_reads();
+  }
+  return Status::ok();
+}
+
+Status Executor::run_step(const Binding& binding, const Program& program, const Step& step) {
+  const int queue = static_cast<int>(step.queue);
+  const int counter = static_cast<int>(step.counter);
+  switch (step.op) {
+    case Op::kCopy: return copy(binding, program, step);
+    case Op::kCast: return cast(binding, program, step);
+    case Op::kAccumulate: return accumulate(binding, program, step);
+    case Op::kSignal: return signal(queue, counter, step.peer, binding.base[counter] + step.value);
+    case Op::kWait: {
+      const int from = step.peer == kSelf ? context_->rank() : step.peer;
+      return wait(queue, counter, from, binding.base[counter] + step.value);
+    }
+  }
+  return Status(ErrorKind::kInternal, "unknown step");
+}
+
+// Every rank says where its outputs lie and grants the areas in one signal: the bounced form's first step. When all have
+// spoken, all decide alike. What the straight form grants beyond that follows with its own first step.
+Status Executor::choose_form(OperationState& operation, const Program** program) {
+  const Binding& binding = operation.binding();
+  const Step& grant = binding.bounced->steps.front();
+  if (grant.op != Op::kSignal || grant.peer != kAllPeers) {
+    return Status(ErrorKind::kInternal, "a bounced gather does not begin with a grant to all peers");
+  }
+  const int counter = static_cast<int>(grant.counter);
+  const int queue = static_cast<int>(grant.queue);
+  const uint32_t value = binding.base[counter] + grant.value;
+  TIDE_RETURN_IF_ERROR(signal(queue, counter, kAllPeers, value));
+  bool straight = !binding.postings.empty();
+  for (int k = 1; k < context_->ranks(); ++k) {
+    const int peer = (context_->rank() + k) % context_->ranks();
+    TIDE_RETURN_IF_ERROR(wait(queue, counter, peer, value));
+    straight = straight && context_->control->table_is_posted(peer, Direction::kGather);
+  }
+  if (!straight) {
+    *program = binding.bounced.get();
+    return Status::ok();
+  }
+  return resolve_peer_outputs(binding);
+}
+
+Status Executor::resolve_peer_outputs(const Binding& binding) {
+  const int tensors = binding.layout->size();
+  peer_outputs_.assign(static_cast<size_t>(context_->ranks()) * tensors, nullptr);
+  int64_t last_allocation = -1;
+  std::shared_ptr<ArenaMemory> memory;
+  for (int rank = 0; rank < context_->ranks(); ++rank) {
+    if (rank == context_->rank()) continue;
+    for (int p = 0; p < tensors; ++p) {
+      const Posting posting = context_->control->posting(rank, p);
+      if (posting.allocation < 0) continue;
+      if (posting.allocation != last_allocation) memory = context_->allocations->memory(posting.allocation);
+      last_allocation = posting.allocation;
+      const Parameter& parameter = binding.layout->parameter(p);
+      const int64_t bytes = parameter.unsharded_numel * dtype_bytes(parameter.dtype);
+      if (!memory || posting.offset < 0 || posting.offset > memory->bytes() - bytes) {
+        return Status(ErrorKind::kInternal, context_->where() + ": rank " + std::to_string(rank) + " posted '" +
+                                                parameter.name + "' at " + std::to_string(posting.offset) +
+                                                " of allocation " + std::to_string(posting.allocation) +
+                                                ", which has no such range here");
+      }
+      peer_outputs_[static_cast<size_t>(rank) * tensors + p] = memory->at(rank, posting.offset);
+    }
+  }
+  return Status::ok();
+}
+
+Status Executor::copy(const Binding& binding, const Program& program, const Step& step) {
+  const GroupLayout& layout = *binding.layout;
+  const int owner = step.peer == kSelf ? context_->rank() : step.peer;
+  const auto side = [&](Space space, int rank, const Piece& piece) {
+    const int p = piece.parameter;
+    Side result;
+    switch (space) {
+      case Space::kShard:
+        result.base = static_cast<char*>(const_cast<void*>(binding.shards[p]));
+        break;
+      case Space::kSlot:
+        result = {binding.slot.at(rank) + layout.slot_offset(p), true, 0};
+        break;
+      case Space::kGradient:
+        result = {static_cast<char*>(const_cast<void*>(binding.gradients[p])), true, 0};
+        break;
+      case Space::kStaging:
+        result = {slice_base(binding.staging, rank, program, step.area, step.slice) + piece.packed_offset, false,
+                  piece.begin};
+        break;
+      case Space::kLanding:
+        result = {slice_base(binding.landing, rank, program, step.area, step.slice) + piece.packed_offset, false,
+                  piece.begin};
+        break;
+      case Space::kOutput:
+        result.base = rank == context_->rank() ? static_cast<char*>(binding.outputs[p])
+                                               : peer_outputs_[static_cast<size_t>(rank) * layout.size() + p];
+        result.places = program.direction == Direction::kGather;
+        break;
+    }
+    return result;
+  };
+
+  const bool clip = !has_padding(step.from, program.direction) || !has_padding(step.to, program.direction);
+  const int queue = static_cast<int>(step.queue);
+  uint64_t moved = 0;
+  copies_.clear();
+  for (int i = step.first_piece; i < step.last_piece; ++i) {
+    const Piece& piece = program.pieces[i];
+    int64_t numel = piece.numel;
+    if (clip) numel = std::min(numel, layout.valid_numel(piece.parameter, step.shard) - piece.begin);
+    Block blocks[3];
+    const int count = layout.blocks(piece.parameter, step.shard, piece.begin, numel, blocks);
+    if (count == 0) continue;
+    const Side from = side(step.from, context_->rank(), piece);
+    const Side to = side(step.to, owner, piece);
+    const int64_t bytes = element_bytes(binding, program.direction, piece.parameter);
+    for (int b = 0; b < count; ++b) {
+      const Block& block = blocks[b];
+      copies_.push_back({to.at(block, bytes), from.at(block, bytes), block.rows, block.row_numel * bytes,
+                         to.pitch(block, bytes), from.pitch(block, bytes)});
+      moved += static_cast<uint64_t>(block.rows * block.row_numel * bytes);
+    }
+    if (copies_.size() + 3 > kBatch) {
+      TIDE_RETURN_IF_ERROR(context_->fabric().copy(queue, copies_.data(), static_cast<int>(copies_.size())));
+      copies_.clear();
+    }
+  }
+  if (!copies_.empty()) {
+    TIDE_RETURN_IF_ERROR(context_->fabric().copy(queue, copies_.data(), static_cast<int>(copies_.size())));
+  }
+  (owner == context_->rank() ? context_->bytes_copied : context_->bytes_pushed) += moved;
+  return Status::ok();
+}
+
+Status Executor::cast(const Binding& binding, const Program& program, const Step& step) {
+  const GroupLayout& layout = *binding.layout;
+  const int queue = static_cast<int>(step.queue);
+  uint64_t written = 0;
+  casts_.clear();
+  for (int i = step.first_piece; i < step.last_piece; ++i) {
+    const Piece& piece = program.pieces[i];
+    const Parameter& parameter = layout.parameter(piece.parameter);
+    const int64_t to_bytes = dtype_bytes(parameter.dtype);
+    const int64_t from_bytes = dtype_bytes(parameter.shard_dtype);
+    char* slot = binding.slot.at(context_->rank()) + layout.slot_offset(piece.parameter);
+    const char* shard = static_cast<const char*>(binding.shards[piece.parameter]);
+    Block blocks[3];
+    const int count = layout.blocks(piece.parameter, step.shard, piece.begin, piece.numel, blocks);
+    for (int b = 0; b < count; ++b) {
+      const Block& block = blocks[b];
+      for (int64_t row = 0; row < block.rows; ++row) {
+        casts_.push_back({slot + (block.place_begin + row * block.place_pitch) * to_bytes,
+                          shard + (block.shard_begin + row * block.shard_pitch) * from_bytes, block.row_numel,
+                          parameter.dtype, parameter.shard_dtype});
+        if (casts_.size() < kBatch) continue;
+        TIDE_RETURN_IF_ERROR(context_->fabric().cast(queue, casts_.data(), static_cast<int>(casts_.size())));
+        casts_.clear();
+      }
+      written += static_cast<uint64_t>(block.rows * block.row_numel * to_bytes);
+    }
+  }
+  if (!casts_.empty()) {
+    TIDE_RETURN_IF_ERROR(context_->fabric().cast(queue, casts_.data(), static_cast<int>(casts_.size())));
+  }
+  context_->bytes_copied += written;
+  return Status::ok();
+}
+
+Status Executor::accumulate(const Binding& binding, const Program& program, const Step& step) {
+  const GroupLayout& layout = *binding.layout;
+  const int own = context_->rank();
+  const int queue = static_cast<int>(step.queue);
+  size_t used = 0;  // of sums_, whose blocks keep their slices' memory
+  uint64_t summed = 0;
+  const auto flush = [&] {
+    const size_t count = std::exchange(used, 0);
+    if (count == 0) return Status::ok();
+    return context_->fabric().accumulate(queue, sums_.data(), static_cast<int>(count), binding.options);
+  };
+  for (int i = step.first_piece; i < step.last_piece; ++i) {
+    const Piece& piece = program.pieces[i];
+    const int p = piece.parameter;
+    const int64_t valid = std::clamp<int64_t>(layout.valid_numel(p, own) - piece.begin, 0, piece.numel);
+    const int64_t slice_bytes = dtype_bytes(binding.gradient_dtypes[p]);
+    const int64_t output_bytes = dtype_bytes(binding.output_dtype);
+    const char* gradient = static_cast<const char*>(binding.gradients[p]);
+    Block blocks[3];
+    int count = layout.blocks(p, own, piece.begin, valid, blocks);
+    if (count == 0 && piece.numel > 0) blocks[count++] = Block{piece.begin, 0, 1, 0, 0, 0};  // padding alone
+    for (int b = 0; b < count; ++b) {
+      for (int64_t row = 0; row < blocks[b].rows; ++row) {
+        if (used == sums_.size()) sums_.emplace_back().slices.resize(static_cast<size_t>(program.ranks));
+        AccumulateBlock& sum = sums_[used++];
+        const int64_t shard_begin = blocks[b].shard_begin + row * blocks[b].shard_pitch;
+        const int64_t place_begin = blocks[b].place_begin + row * blocks[b].place_pitch;
+        for (int rank = 0; rank < program.ranks; ++rank) {
+          sum.slices[rank] = rank == own ? gradient + place_begin * slice_bytes
+                                         : slice_base(binding.staging, own, program, step.area, rank) +
+                                               piece.packed_offset + (shard_begin - piece.begin) * slice_bytes;
+        }
+        sum.output = static_cast<char*>(binding.outputs[p]) + shard_begin * output_bytes;
+        sum.numel = blocks[b].row_numel;
+        sum.pad_numel = b + 1 == count && row + 1 == blocks[b].rows ? piece.numel - valid : 0;
+        sum.slice_dtype = binding.gradient_dtypes[p];
+        sum.output_dtype = binding.output_dtype;
+        if (used == kBatch) TIDE_RETURN_IF_ERROR(flush());
+      }
+    }
+    summed += static_cast<uint64_t>(valid * slice_bytes * program.ranks);
+  }
+  TIDE_RETURN_IF_ERROR(flush());
+  context_->bytes_summed += summed;
+  return Status::ok();
+}
+
+Status Executor::signal(int queue, int counter, int peer, uint32_t value) {
+  const int own = context_->rank();
+  if (peer != kAllPeers) {
+    const int owner = peer == kSelf ? own : peer;
+    return context_->fabric().signal(queue, context_->control->word(owner, counter, own), value);
+  }
+  for (int k = 1; k < context_->ranks(); ++k) {
+    const int owner = (own + k) % context_->ranks();
+    TIDE_RETURN_IF_ERROR(context_->fabric().signal(queue, context_->control->word(owner, counter, own), value));
+  }
+  return Status::ok();
+}
+
+Status Executor::wait(int queue, int counter, int from, uint32_t value) {
+  const uint32_t* word = context_->control->word(context_->rank(), counter, from);
+  // Other side: the fabric's signal, a release at least, behind the copies that it speaks for.
+  if (static_cast<int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0) {
+    waiting_from_ = from;
+    if (call_.operation != nullptr) call_.operation->set_waiting({counter, from, value});
+    const Status status = context_->fabric().wait(queue, word, value, guard_);
+    if (!status.is_ok()) return explain(status, counter, from, value);
+    if (call_.operation != nullptr) call_.operation->set_waiting({});
+  }
+  if (from == context_->rank() || compared_[from]) return Status::ok();
+  compared_[from] = 1;
+  return context_->agreement->compare(*call_.record, from, true, call_.layout).status;
+}
+
+// Runs about every 100 ms in a wait. What a peer's record says matters before that it left: it may have left over it.
+Status Executor::check_wait(int from) {
+  for (int rank = 0; rank < context_->ranks(); ++rank) {
+    if (rank == context_->rank()) continue;
+    const Agreement::Answer answer = context_->agreement->compare(*call_.record, rank, false, call_.layout);
+    if (answer.status.is_ok()) continue;
+    if (!answer.needs_table) return answer.status;
+    if (needs_table_since_ == Clock::time_point{}) needs_table_since_ = Clock::now();
+    if (Clock::now() - needs_table_since_ > kTablePatience) return answer.status;
+  }
+  return context_->fabric().peer_status(from);
+}
+
+Status Executor::explain(const Status& status, int counter, int from, uint32_t value) const {
+  const Status broken = context_->failure.status();
+  if (!broken.is_ok()) return broken;
+  if (status.kind() == ErrorKind::kInvalidUse) return status;  // Agreement's sentence, complete
+  const std::string call = call_.operation != nullptr ? call_.operation->name()
+                                                      : context_->agreement->describe(*call_.record) + " (call " +
+                                                            std::to_string(call_.record->sequence) + ")";
+  const uint32_t got = __atomic_load_n(context_->control->word(context_->rank(), counter, from), __ATOMIC_RELAXED);
+  std::string text = context_->where() + ": " + call + ": ";
+  if (status.kind() == ErrorKind::kTimeout) text += "waited " + std::to_string(guard_.timeout.count()) + " ms for ";
+  text += std::string(control_counter_name(counter)) + " from rank " + std::to_string(from) + ", wanted " +
+          std::to_string(value) + ", got " + std::to_string(got);
+  if (status.kind() == ErrorKind::kTimeout) {
+    text += "; that rank has made " + std::to_string(context_->control->calls(from)) +
+            " calls, this is call " + std::to_string(call_.record->sequence) +
+            " counted from 0: it is stopped, slow or has left this call out";
+  } else {
+    text += ": " + status.message();
+  }
+  return Status(status.kind(), std::move(text));
+}
+
+Status Executor::meet(const CallRecord& record, uint32_t value) {
+  begin({&record, nullptr, nullptr});
+  TIDE_RETURN_IF_ERROR(context_->failure.status());
+  TIDE_RETURN_IF_ERROR(signal(kCallerQueue, kMeetCounter, kAllPeers, value));
+  for (int k = 1; k < context_->ranks(); ++k) {
+    TIDE_RETURN_IF_ERROR(wait(kCallerQueue, kMeetCounter, (context_->rank() + k) % context_->ranks(), value));
+  }
+  return Status::ok();
+}
+
+}  // namespace tide

@@ -1,0 +1,61 @@
+// Runs programs: turns each step into calls of the fabric by resolving ranges of pieces to blocks of memory.
+//
+// One executor per thread that runs steps; it keeps its scratch memory, so that a step allocates nothing after the
+// first few. Errors come back with the group's, the operation's and the waiting step's names in them; the caller breaks
+// the group with them.
+#pragma once
+
+#include <vector>
+
+#include "backend/engine/engine_context.h"
+
+namespace tide {
+
+class Executor {
+ public:
+  explicit Executor(EngineContext* context);
+
+  // All of the operation's steps that belong to `lane`, in list order, after the operations that it depends on.
+  Status run(OperationState& operation, Lane lane);
+
+  // A meeting of the calling threads: all ranks have published an equal record. `value` counts meetings.
+  Status meet(const CallRecord& record, uint32_t value);
+
+ private:
+  // What is waited for, and by which call.
+  struct Call {
+    const CallRecord* record = nullptr;
+    OperationState* operation = nullptr;  // null for a meeting
+    const GroupLayout* layout = nullptr;
+  };
+
+  Status run_move(OperationState& operation);
+  Status run_program(OperationState& operation, const Program& program);
+  Status run_step(const Binding& binding, const Program& program, const Step& step);
+  Status choose_form(OperationState& operation, const Program** program);
+  Status resolve_peer_outputs(const Binding& binding);
+
+  Status copy(const Binding& binding, const Program& program, const Step& step);
+  Status cast(const Binding& binding, const Program& program, const Step& step);
+  Status accumulate(const Binding& binding, const Program& program, const Step& step);
+  Status signal(int queue, int counter, int peer, uint32_t value);
+  Status wait(int queue, int counter, int from, uint32_t value);
+
+  Status check_wait(int from);
+  Status explain(const Status& status, int counter, int from, uint32_t value) const;
+  void begin(const Call& call);
+
+  EngineContext* const context_;
+  Call call_;
+  std::vector<char> compared_;  // by rank: its record of this call was equal
+  Clock::time_point needs_table_since_{};
+  WaitGuard guard_;
+  int waiting_from_ = 0;
+
+  std::vector<CopyBlock> copies_;
+  std::vector<CastBlock> casts_;
+  std::vector<AccumulateBlock> sums_;
+  std::vector<char*> peer_outputs_;  // straight lists: [rank][parameter]
+};
+
+}  // namespace tide

@@ -1,0 +1,196 @@
+#include "backend/engine/group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "backend/engine/group_impl.h"
+
+namespace tide {
+namespace {
+
+constexpr std::chrono::seconds kClosePatience{1};
+
+const char* refusal_text(Refusal refusal) {
+  switch (refusal) {
+    case Refusal::kNone: return "";
+    case Refusal::kArenaLimit: return "its process would pass the arena limit (TIDE_ARENA_LIMIT)";
+    case Refusal::kAllocations: return "too many allocations of this group are in use";
+  }
+  return "unknown reason";
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Group>> Group::create(const GroupOptions& options, std::unique_ptr<Fabric> fabric,
+                                             std::shared_ptr<KeyValueStore> store) {
+  if (!fabric->capabilities().blocking) {
+    return Status(ErrorKind::kUnsupported, "group '" + options.name + "': a fabric that enqueues has no executor");
+  }
+  if (options.staging_slice_bytes < 64 || options.landing_slice_bytes < 64) {
+    return Status(ErrorKind::kInvalidUse, "group '" + options.name + "': slices must have at least 64 bytes, got " +
+                                              std::to_string(options.staging_slice_bytes) + " of staging and " +
+                                              std::to_string(options.landing_slice_bytes) + " of landing");
+  }
+  auto group = std::make_shared<GroupImpl>(options, std::move(fabric), std::move(store));
+  TIDE_RETURN_IF_ERROR(group->open());
+  return std::shared_ptr<Group>(std::move(group));
+}
+
+GroupImpl::GroupImpl(const GroupOptions& options, std::unique_ptr<Fabric> fabric,
+                     std::shared_ptr<KeyValueStore> store)
+    : options_(options),
+      context_(options.name, std::move(fabric), options.timeout),
+      completion_(std::make_shared<CompletionThread>()),
+      lanes_(&context_),
+      caller_(&context_),
+      vote_(std::move(store), context_.rank(), context_.ranks()),
+      programs_(context_.rank()),
+      arena_bytes_(std::make_shared<std::atomic<int64_t>>(0)) {}
+
+GroupImpl::~GroupImpl() { close(); }
+
+Status GroupImpl::open() {
+  context_.fabric().on_peer_failure([this](int rank, const Status& reason) { context_.peer_failed(rank, reason); });
+  Result<std::shared_ptr<Window>> window =
+      context_.fabric().create_window(ControlPage::bytes(context_.ranks()), deadline());
+  if (!window.is_ok()) {
+    const Status& reason = window.status();
+    return Status(reason.kind(), context_.where() + ": no control page: " + reason.message());
+  }
+  context_.control = std::make_shared<ControlPage>(window.value(), context_.rank(), context_.ranks());
+  context_.agreement = std::make_unique<Agreement>(context_.control, options_.name);
+  context_.allocations = std::make_unique<Allocations>(context_.control);
+  return Status::ok();
+}
+
+Status GroupImpl::usable() const {
+  TIDE_RETURN_IF_ERROR(context_.failure.status());
+  if (closed_) return invalid("the group is closed");
+  return Status::ok();
+}
+
+Status GroupImpl::invalid(const std::string& text) const {
+  return Status(ErrorKind::kInvalidUse, context_.where() + ": " + text);
+}
+
+Result<uint64_t> GroupImpl::next_sequence() {
+  TIDE_RETURN_IF_ERROR(usable());
+  if (const std::shared_ptr<OperationState> earlier = flight_record_.at(sequence_)) {
+    if (!earlier->is_done()) TIDE_RETURN_IF_ERROR(earlier->wait(std::nullopt));
+  }
+  return sequence_++;
+}
+
+std::shared_ptr<OperationState> GroupImpl::start(CallRecord record, std::string subject, Binding binding, Lane lane) {
+  auto operation = std::make_shared<OperationState>(record, std::move(subject), completion_);
+  const bool moves = !binding.moves.empty();
+  operation->binding() = std::move(binding);
+  operation->expect(moves ? 2 : 1, 1);
+  context_.control->publish(record);
+  flight_record_.add(operation);
+  ++operations_;
+  if (moves) lanes_.submit(Lane::kMove, operation);
+  lanes_.submit(lane, operation);
+  return operation;
+}
+
+Status GroupImpl::meet(CallRecord record) {
+  Result<uint64_t> sequence = next_sequence();
+  if (!sequence.is_ok()) return sequence.status();
+  record.sequence = sequence.value();
+  context_.control->publish(record);
+  const Status met = caller_.meet(record, ++meetings_);
+  if (!met.is_ok()) {
+    context_.break_group(met, true);
+    return context_.failure.status();
+  }
+  for (int rank = 0; rank < context_.ranks(); ++rank) {
+    CallRecord other;
+    if (context_.control->read(rank, record.sequence, &other) != ControlPage::Found::kYes) continue;
+    if (other.refusal == Refusal::kNone) continue;
+    return Status(ErrorKind::kUnsupported, "group '" + context_.name() + "': " + context_.agreement->describe(record) +
+                                               ": rank " + std::to_string(rank) + ": " + refusal_text(other.refusal));
+  }
+  return Status::ok();
+}
+
+Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(CallKind kind, int64_t bytes) {
+  CallRecord record;
+  record.kind = kind;
+  record.bytes = static_cast<uint64_t>(bytes);
+  if (options_.arena_limit_bytes > 0 && process_arena_bytes() + bytes > options_.arena_limit_bytes) {
+    record.refusal = Refusal::kArenaLimit;
+  } else if (kind == CallKind::kAllocate && !context_.allocations->full().empty()) {
+    record.refusal = Refusal::kAllocations;
+  }
+  TIDE_RETURN_IF_ERROR(meet(record));
+  Result<std::shared_ptr<ArenaMemory>> memory =
+      ArenaMemory::create(context_.fabric(), bytes, deadline(), arena_bytes_);
+  if (memory.is_ok()) return memory;
+  const Status reason(memory.status().kind(),
+                      context_.where() + ": " + context_.agreement->describe(record) + ": " +
+                          memory.status().message());
+  if (reason.kind() == ErrorKind::kTimeout || reason.kind() == ErrorKind::kPeerLost) {
+    context_.break_group(reason, true);
+    return context_.failure.status();
+  }
+  return Status(ErrorKind::kUnsupported, reason.message());
+}
+
+Status GroupImpl::ensure_area(ArenaRange* area, int64_t bytes) {
+  if (area->memory) return Status::ok();
+  Result<std::shared_ptr<ArenaMemory>> memory = meet_and_create(CallKind::kAreas, bytes);
+  if (!memory.is_ok()) return memory.status();
+  *area = {memory.value(), 0, bytes};
+  return Status::ok();
+}
+
+int64_t GroupImpl::staging_area_bytes() const { return 2 * context_.ranks() * options_.staging_slice_bytes; }
+
+int64_t GroupImpl::landing_area_bytes() const { return 2 * context_.ranks() * options_.landing_slice_bytes; }
+
+Result<std::shared_ptr<void>> GroupImpl::allocate(int64_t bytes) {
+  TIDE_RETURN_IF_ERROR(usable());
+  if (bytes <= 0) return invalid("allocate wants at least one byte, got " + std::to_string(bytes));
+  context_.allocations->sweep();
+  Result<std::shared_ptr<ArenaMemory>> memory = meet_and_create(CallKind::kAllocate, bytes);
+  if (!memory.is_ok()) return memory.status();
+  return context_.allocations->add(memory.value());
+}
+
+GroupCounters GroupImpl::counters() const {
+  GroupCounters counters;
+  counters.operations = operations_;
+  counters.bytes_pushed = context_.bytes_pushed;
+  counters.bytes_copied = context_.bytes_copied;
+  counters.bytes_summed = context_.bytes_summed;
+  counters.arena_bytes = *arena_bytes_;
+  return counters;
+}
+
+std::string GroupImpl::flight_record() const {
+  return flight_record_.to_json(context_, options_.flight_record_size);
+}
+
+void GroupImpl::close() {
+  std::lock_guard<std::mutex> lock(close_mutex_);
+  if (closed_.exchange(true)) return;
+  const Deadline patience = Clock::now() + kClosePatience;
+  for (const std::shared_ptr<OperationState>& operation : flight_record_.in_flight()) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(patience - Clock::now());
+    if (operation->wait(std::max(left, std::chrono::milliseconds(0))).kind() == ErrorKind::kTimeout) break;
+  }
+  if (!flight_record_.in_flight().empty()) {
+    context_.break_group(Status(ErrorKind::kPeerLost, context_.where() + ": closed while operations were in flight"),
+                         true);
+  }
+  lanes_.stop();
+  completion_->stop();
+  context_.fabric().close();
+  if (context_.allocations) context_.allocations->clear();
+  slots_.clear();
+  staging_ = {};
+  landing_ = {};
+}
+
+}  // namespace tide

@@ -1,0 +1,133 @@
+// The Group over a blocking fabric. One file per part: group.cc (life, errors, lists' memory), group_plan.cc (votes and
+// slots), group_calls.cc (the collectives).
+//
+// Threads: all state below belongs to the calling thread, but what EngineContext, FlightRecord and the lanes share.
+// Teardown: close() ends lanes, then the completion thread, then the fabric; then windows go with their last holders.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend/engine/arena.h"
+#include "backend/engine/completion_thread.h"
+#include "backend/engine/engine_context.h"
+#include "backend/engine/executor.h"
+#include "backend/engine/flight_record.h"
+#include "backend/engine/group.h"
+#include "backend/engine/lanes.h"
+#include "backend/engine/planning.h"
+#include "backend/engine/slot_ring.h"
+#include "backend/engine/vote.h"
+#include "backend/plan/program_cache.h"
+
+namespace tide {
+
+class GroupImpl final : public Group {
+ public:
+  GroupImpl(const GroupOptions& options, std::unique_ptr<Fabric> fabric, std::shared_ptr<KeyValueStore> store);
+  ~GroupImpl() override;
+
+  // Collective: makes the control page.
+  Status open();
+
+  Result<std::vector<PlanAnswer>> plan(const std::vector<PlanRequest>& requests, int prefetch_depth) override;
+  Result<GatherStarted> gather(const GatherCall& call) override;
+  Status vacate(int plan) override;
+  Result<std::shared_ptr<Operation>> reduce(const ReduceCall& call) override;
+  Result<std::shared_ptr<Operation>> gather_list(std::shared_ptr<const GroupLayout> layout,
+                                                 const std::vector<const void*>& inputs,
+                                                 const std::vector<void*>& outputs) override;
+  Result<std::shared_ptr<Operation>> reduce_list(std::shared_ptr<const GroupLayout> layout,
+                                                 const std::vector<const void*>& inputs,
+                                                 const std::vector<void*>& outputs, DType output_dtype,
+                                                 const AccumulateOptions& options) override;
+  Result<std::shared_ptr<void>> allocate(int64_t bytes) override;
+
+  GroupCounters counters() const override;
+  Status error() const override { return context_.failure.status(); }
+  std::string flight_record() const override;
+  void set_timeout(std::chrono::milliseconds timeout) override { context_.set_timeout(timeout); }
+  void abort(const Status& reason) override { context_.break_group(reason, true); }
+  void close() override;
+
+ private:
+  struct Plan {
+    PlanRequest request;
+    std::shared_ptr<const GroupLayout> layout;
+    Staging staging = Staging::kNone;
+    int own_slot = -1;      // of a group that stays unsharded
+    int slot = -1;          // held now
+    int vacated_slot = -1;  // held last
+  };
+  struct Slot {
+    ArenaRange range;
+    bool is_shared = true;
+    bool is_retired = false;  // a larger one took its place; it never rejoins the ring
+    int tenant = -1;          // plan that holds it or held it last
+    std::vector<std::shared_ptr<OperationState>> users;  // what the next user must wait for
+  };
+
+  // group.cc
+  Status usable() const;
+  Status invalid(const std::string& text) const;
+  Deadline deadline() const { return Clock::now() + context_.timeout(); }
+  // The call's place in the ring of records; waits for the call that had it before.
+  Result<uint64_t> next_sequence();
+  std::shared_ptr<OperationState> start(CallRecord record, std::string subject, Binding binding, Lane lane);
+  Status meet(CallRecord record);
+  // Collective: a meeting, then a window. kUnsupported when a rank refuses; other errors broke the group.
+  Result<std::shared_ptr<ArenaMemory>> meet_and_create(CallKind kind, int64_t bytes);
+  Status ensure_area(ArenaRange* area, int64_t bytes);
+  int64_t staging_area_bytes() const;
+  int64_t landing_area_bytes() const;
+
+  // group_plan.cc
+  PlanBallot own_ballot(const std::vector<PlanRequest>& requests, int prefetch_depth) const;
+  Result<std::vector<PlanBallot>> exchange(const PlanBallot& ballot, const CallRecord& record);
+  Status make_arena(const PlanDecision& decision);
+  void adopt(const std::vector<PlanRequest>& requests, PlanDecision* decision);
+  Status drain();
+  void give_back(Plan& plan);
+
+  // group_calls.cc
+  Result<Plan*> find_plan(int plan, const char* call);
+  Status check_reduce(const Plan& plan, const ReduceCall& call) const;
+  Status check_sum(const std::vector<DType>& dtypes, DType output_dtype, const AccumulateOptions& options) const;
+  // The slot that the plan vacated last, while nobody else has had it; null otherwise.
+  Slot* vacated_slot(const Plan& plan);
+  void use_slot(Slot& slot, const std::shared_ptr<OperationState>& operation);
+  void advance(const Program& program, Binding* binding);
+  void move_gradients(const ReduceCall& call, const Plan& plan, const Slot& slot, Binding* binding) const;
+  Status check_list(const char* call, const GroupLayout& layout, size_t inputs, size_t outputs) const;
+  void post_outputs(Binding* binding);
+
+  const GroupOptions options_;
+  EngineContext context_;
+  std::shared_ptr<CompletionThread> completion_;
+  FlightRecord flight_record_;
+  Lanes lanes_;
+  Executor caller_;  // meetings
+  Vote vote_;
+  ProgramCache programs_;
+  std::shared_ptr<std::atomic<int64_t>> arena_bytes_;
+
+  std::mutex close_mutex_;
+  std::atomic<bool> closed_{false};
+  std::atomic<uint64_t> operations_{0};
+  uint64_t sequence_ = 0;
+  uint32_t meetings_ = 0;
+  std::array<uint32_t, kCounterCount> base_ = {};  // sums of `advance` over all calls so far
+
+  std::vector<Plan> plans_;
+  std::vector<Slot> slots_;
+  SlotRing ring_;
+  ArenaState arena_;
+  ArenaRange staging_;
+  ArenaRange landing_;
+};
+
+}  // namespace tide

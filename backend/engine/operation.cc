@@ -1,0 +1,119 @@
+#include "backend/engine/operation.h"
+
+#include <utility>
+
+#include "backend/engine/operation_state.h"
+
+namespace tide {
+
+OperationState::OperationState(CallRecord record, std::string subject, std::shared_ptr<CompletionThread> completion)
+    : record_(record), subject_(std::move(subject)), completion_(std::move(completion)) {}
+
+std::string OperationState::name() const {
+  return std::string(call_kind_name(record_.kind)) + " " + std::to_string(record_.sequence) + " of " + subject_;
+}
+
+Status OperationState::status() const {
+  if (!is_done()) return Status::ok();
+  std::lock_guard<std::mutex> lock(mutex_);
+  return status_;
+}
+
+Status OperationState::wait(std::optional<std::chrono::milliseconds> timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto done = [this] { return done_.load(std::memory_order_relaxed); };
+  if (!timeout) {
+    changed_.wait(lock, done);
+  } else if (!changed_.wait_for(lock, *timeout, done)) {
+    return Status(ErrorKind::kTimeout,
+                  name() + " is not done after " + std::to_string(timeout->count()) + " ms; it goes on");
+  }
+  return status_;
+}
+
+Status OperationState::wait_read() {
+  if (read_.load(std::memory_order_acquire) && !is_done()) return Status::ok();
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return done_.load(std::memory_order_relaxed) || read_.load(std::memory_order_relaxed); });
+  return status_;
+}
+
+void OperationState::on_done(std::function<void(const Status&)> callback) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!done_.load(std::memory_order_relaxed)) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback(status());
+}
+
+void OperationState::expect(int lanes, int reading_lanes) {
+  lanes_left_ = lanes;
+  readers_left_ = reading_lanes;
+  times_.queued = Clock::now();
+}
+
+void OperationState::lane_passed_reads() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (--readers_left_ > 0) return;
+  read_.store(true, std::memory_order_release);
+  changed_.notify_all();
+}
+
+void OperationState::lane_moved() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  moved_ = true;
+  changed_.notify_all();
+}
+
+void OperationState::wait_moved() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return moved_; });
+}
+
+void OperationState::lane_done(const Status& status) {
+  Binding dropped;  // destroyed outside the lock
+  std::vector<std::function<void(const Status&)>> callbacks;
+  Status result;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!status.is_ok() && status_.is_ok()) status_ = status;
+    if (--lanes_left_ > 0) return;
+    dropped = std::move(binding_);
+    callbacks.swap(callbacks_);
+    result = status_;
+    times_.done = Clock::now();
+    read_.store(true, std::memory_order_release);
+    done_.store(true, std::memory_order_release);
+    changed_.notify_all();
+  }
+  for (std::function<void(const Status&)>& callback : callbacks) {
+    completion_->post([callback = std::move(callback), result] { callback(result); });
+  }
+}
+
+// One word: counter + 1 in 8 bits, rank in 24, value in 32.
+void OperationState::set_waiting(const WaitingFor& waiting) {
+  waiting_.store(static_cast<uint64_t>(waiting.counter + 1) << 56 | static_cast<uint64_t>(waiting.from) << 32 |
+                     waiting.value,
+                 std::memory_order_relaxed);
+}
+
+WaitingFor OperationState::waiting() const {
+  const uint64_t word = waiting_.load(std::memory_order_relaxed);
+  return {static_cast<int>(word >> 56) - 1, static_cast<int>(word >> 32 & 0xffffff), static_cast<uint32_t>(word)};
+}
+
+OperationState::Phase OperationState::phase() const {
+  if (is_done()) return status().is_ok() ? Phase::kDone : Phase::kFailed;
+  return started_.load(std::memory_order_relaxed) ? Phase::kRunning : Phase::kQueued;
+}
+
+OperationState::Times OperationState::times() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return times_;
+}
+
+}  // namespace tide

@@ -1,0 +1,123 @@
+// What an Operation is inside the engine: the call as bound (addresses, program, places in the arena) and its progress.
+//
+// Written by the calling thread before it is handed to the lanes; then each lane reads the binding and reports through
+// lane_passed_reads() and lane_done(). What a storage or a peer needs stays alive until the last lane is done, then the
+// binding is dropped, so that a finished operation holds no memory.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend/engine/allocations.h"
+#include "backend/engine/arena.h"
+#include "backend/engine/completion_thread.h"
+#include "backend/engine/control_page.h"
+#include "backend/engine/operation.h"
+#include "backend/layout/group_layout.h"
+#include "backend/plan/program.h"
+#include "transports/fabric.h"
+
+namespace tide {
+
+class OperationState;
+
+// What a program's spaces mean in one call. Vectors are indexed by the layout's parameter.
+struct Binding {
+  std::shared_ptr<const GroupLayout> layout;
+  std::shared_ptr<const Program> program;
+  std::shared_ptr<const Program> bounced;  // lists: the form for outputs that peers cannot write
+  std::array<uint32_t, kCounterCount> base = {};
+
+  std::vector<const void*> shards;
+  std::vector<const void*> gradients;
+  std::vector<DType> gradient_dtypes;
+  std::vector<void*> outputs;
+  std::vector<Posting> postings;  // lists: of `outputs`; empty when one of them lies outside the arena
+  std::vector<TensorDescriptor> descriptors;
+
+  std::vector<CopyBlock> moves;  // Slot-Reuse: the gradients on their way to the own slot; `gradients` points there
+
+  ArenaRange slot;               // gather: where it lands
+  ArenaRange staging;
+  ArenaRange landing;
+  DType output_dtype = DType::kBytes;
+  AccumulateOptions options;
+
+  std::vector<std::shared_ptr<OperationState>> after;  // users of the same slot, earlier in call order
+  std::vector<std::shared_ptr<void>> holds;            // allocations that the outputs lie in
+};
+
+// Where a lane stands, for messages: one word, readable at any time. Counter -1: not waiting.
+struct WaitingFor {
+  int counter = -1;
+  int from = 0;
+  uint32_t value = 0;
+};
+
+class OperationState final : public Operation {
+ public:
+  OperationState(CallRecord record, std::string subject, std::shared_ptr<CompletionThread> completion);
+
+  const CallRecord& record() const { return record_; }
+  // "gather 17 of 'layers.3'".
+  std::string name() const;
+  const std::string& subject() const { return subject_; }
+
+  bool is_done() const override { return done_.load(std::memory_order_acquire); }
+  Status status() const override;
+  Status wait(std::optional<std::chrono::milliseconds> timeout) override;
+  Status wait_read() override;
+  void on_done(std::function<void(const Status&)> callback) override;
+
+  // For the calling thread, before the first lane gets it: how many lanes run it, and how many of them read.
+  Binding& binding() { return binding_; }
+  void expect(int lanes, int reading_lanes);
+
+  // For the lanes. moved: Slot-Reuse's gradients are in the slot (or the operation failed).
+  void lane_started() { started_.store(true, std::memory_order_relaxed); }
+  void lane_passed_reads();
+  void lane_moved();
+  void wait_moved();
+  // The last lane completes the operation, with the first error that a lane brought.
+  void lane_done(const Status& status);
+
+  void set_waiting(const WaitingFor& waiting);
+  WaitingFor waiting() const;
+
+  struct Times {
+    Clock::time_point queued, done;
+  };
+  enum class Phase { kQueued, kRunning, kDone, kFailed };
+  Phase phase() const;
+  Times times() const;
+
+ private:
+
+  const CallRecord record_;
+  const std::string subject_;
+  const std::shared_ptr<CompletionThread> completion_;
+
+  Binding binding_;
+  std::atomic<bool> started_{false};
+  std::atomic<bool> done_{false};
+  std::atomic<bool> read_{false};
+  std::atomic<uint64_t> waiting_{0};
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  int lanes_left_ = 0;
+  int readers_left_ = 0;
+  bool moved_ = false;
+  Status status_;
+  Times times_;
+  std::vector<std::function<void(const Status&)>> callbacks_;
+};
+
+}  // namespace tide

@@ -1,0 +1,51 @@
+// Votes over the groups of one root: which are served, and how much arena that takes. Pure: ballots in, decision out,
+// the same on every rank.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/engine/group.h"
+
+namespace tide {
+
+// What one rank says in a vote.
+struct PlanBallot {
+  std::vector<PlanRequest> requests;
+  int prefetch_depth = 0;
+  int64_t staging_slice_bytes = 0;
+  int64_t landing_slice_bytes = 0;
+  int64_t available_bytes = 0;  // of arena in its process
+};
+
+std::string encode(const PlanBallot& ballot);
+// Error when the bytes are no ballot.
+Result<PlanBallot> decode(const std::string& bytes);
+
+// What the group's arena already holds.
+struct ArenaState {
+  int shared_slots = 0;
+  int64_t shared_slot_bytes = 0;
+  bool shared_leased = false;   // a plan leases a shared slot
+  int prefetch_depth = -1;      // largest so far
+  bool has_area = false;        // of staging
+};
+
+struct PlanDecision {
+  Status error;                         // ranks do not even agree on what is voted about
+  std::vector<PlanAnswer> answers;      // by request; `plan` not yet set
+  bool replaces_shared = false;         // new_shared_slots of shared_slot_bytes stand in for all earlier ones
+  int new_shared_slots = 0;
+  int64_t shared_slot_bytes = 0;
+  std::vector<int64_t> own_slot_bytes;  // by request; 0: no slot of its own
+  bool makes_area = false;
+  int64_t new_bytes = 0;                // of one rank
+};
+
+// One slot's bytes in a window.
+int64_t align_slot(int64_t bytes);
+
+PlanDecision decide(const std::vector<PlanBallot>& ballots, const ArenaState& arena);
+
+}  // namespace tide
