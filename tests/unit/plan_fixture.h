@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -61,6 +63,19 @@ inline ReduceOptions reduce_all(const GroupLayout& layout, int areas, int64_t st
     options.dtypes.push_back(layout.parameter(p).dtype);
   }
   return options;
+}
+
+inline std::vector<int> all_processes(int ranks) {
+  std::vector<int> processes(static_cast<size_t>(ranks));
+  std::iota(processes.begin(), processes.end(), 0);
+  return processes;
+}
+
+// Throws when the parameters describe no layout: the test is wrong then.
+inline std::shared_ptr<const GroupLayout> make_layout(std::vector<Parameter> parameters, int ranks) {
+  const std::string refusal = GroupLayout::check(parameters, ranks);
+  if (!refusal.empty()) throw std::invalid_argument(refusal);
+  return std::make_shared<const GroupLayout>(std::move(parameters), ranks);
 }
 
 }  // namespace tide::testing

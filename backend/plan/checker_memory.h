@@ -1,0 +1,116 @@
+// Where the steps of checked programs read and write: turns (operation, process, space, piece) into ranges of shadow
+// memory, and knows what every range must hold. Internal to the checker.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "backend/plan/checker.h"
+#include "backend/plan/shadow_memory.h"
+
+namespace tide {
+
+class CheckerMemory {
+ public:
+  explicit CheckerMemory(const CheckedSequence& sequence);
+
+  // Runs one copy, cast or accumulate of `rank`. Empty string, or what is wrong.
+  std::string run(const Actor& actor, int operation, int rank, const Step& step);
+
+  // Steps of the script, on the memory of `rank`'s process.
+  std::string use_gathered(const Actor& actor, int operation, int rank);
+  std::string write_gradients(const Actor& actor, int operation, int rank);
+  std::string move_gradients(const Actor& actor, int operation, int rank);
+  std::string read_summed(const Actor& actor, int operation, int rank);
+  std::string update_shards(const Actor& actor, int operation, int rank);
+
+  // After everything: did every operation write and read exactly as many bytes as its result has?
+  std::string check_amounts() const;
+
+  uint64_t canonical() const { return shadow_.canonical(); }
+  const std::vector<int64_t>& pushed_bytes() const { return pushed_bytes_; }
+
+ private:
+  using Range = ShadowMemory::Range;
+  enum class Kind : uint8_t { kShards, kSlot, kGradients, kStaging, kLanding, kOutputs };
+  using Key = std::tuple<Kind, int, int, int>;  // process, group, index
+
+  // A rectangle of bytes of one region.
+  struct Place {
+    int region = -1;
+    int64_t begin_bytes = 0;
+    int64_t pitch_bytes = 0;
+  };
+  // What a step needs to find its places: one row run of one piece.
+  struct Run {
+    int operation = -1;
+    const Program* program = nullptr;
+    const Step* step = nullptr;
+    const Piece* piece = nullptr;
+    Block block;
+  };
+
+  // Where parameters lie in the memories of one operation, and what it must move; the same on all ranks.
+  struct Binding {
+    std::vector<int64_t> element_bytes;     // in flight, by parameter; 0: does not take part
+    std::vector<int64_t> shard_offsets;     // of resident shards
+    std::vector<int64_t> gradient_offsets;  // of unsharded parameters outside slots: gradients, gathered outputs
+    std::vector<int64_t> summed_offsets;    // of a reduce's shards
+    int64_t shards_bytes = 0;
+    int64_t gradients_bytes = 0;
+    int64_t summed_bytes = 0;
+    int64_t unsharded_bytes = 0;            // without alignment and padding
+    int64_t result_bytes = 0;
+    int shard_version = 0;                  // updates of its shards before it was issued
+  };
+
+  static Binding bind(const CheckedOperation& operation);
+  void number_shard_versions();
+  int64_t find_granule() const;
+  void make_regions();
+  void preset_shards();
+
+  // Calls visit(key, bytes) for every memory that `operation` may touch on `process`.
+  template <typename Visit>
+  void for_each_memory(int operation, int process, Visit visit) const;
+
+  const CheckedOperation& operation(int index) const { return sequence_.operations[index]; }
+  int process_of(int operation, int rank) const;
+  int region(Kind kind, int process, int group, int index) const;
+  bool leased(int index) const { return operation(index).slot >= 0 && is_reduce(index); }
+  bool is_reduce(int index) const;
+
+  Place place(const Run& run, Space space, int rank) const;
+  Place unsharded_place(int operation, int rank, int parameter) const;  // its first byte: slot, output or gradient
+  std::string run_piece(const Actor& actor, Run run, int rank);
+  std::string copy_block(const Actor& actor, const Run& run, int rank, int target_rank);
+  std::string cast_block(const Actor& actor, const Run& run, int rank);
+  std::string accumulate_block(const Actor& actor, const Run& run, int rank);
+  std::string zero_padding(const Actor& actor, const Run& run, int rank);
+
+  // What stands at the first byte of ... ; every further cell holds one more.
+  uint64_t shard_content(int operation, int rank, int parameter, int version) const;  // the resident shard
+  uint64_t gathered_content(int operation, int rank, int parameter) const;  // the shard in the communication dtype
+  uint64_t gradient_content(int operation, int rank, int parameter) const;  // the unsharded gradient
+  uint64_t summed_content(int operation, int rank, int parameter) const;    // the summed shard
+  uint64_t padding_content(int operation, int rank, int parameter) const;   // the zeros behind it
+  uint64_t cells(int64_t bytes) const { return static_cast<uint64_t>(bytes / granule_); }
+
+  struct Amount {
+    int64_t result_bytes = 0;    // written to slots, outputs or summed shards
+    int64_t gradient_bytes = 0;  // read by pushes and sums
+  };
+
+  const CheckedSequence& sequence_;
+  std::vector<Binding> bindings_;              // by operation
+  int64_t granule_;
+  ShadowMemory shadow_;
+  std::map<Key, int> regions_;
+  std::vector<std::vector<Amount>> amounts_;   // by operation and rank
+  std::vector<int64_t> pushed_bytes_;
+};
+
+}  // namespace tide
