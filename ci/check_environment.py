@@ -1,8 +1,8 @@
-"""Says what is wrong with the Python environment that runs this script, without importing any of it.
+"""Says what is wrong with the Python environment that runs this script, importing none of it.
 
-check_environment.py TORCH_VERSION   prints one requirement a line that is missing, of another version, or damaged
-check_environment.py --extension editable   exit status 0 if `tide` comes from this folder and tide._C is there
-check_environment.py --extension ""         the same for a `tide` that was copied into the environment
+With a torch version as argument: prints one requirement a line that is missing, of another version
+or damaged. With `--extension editable`: exit status 0 if `tide` comes from this folder and its
+compiled part is there; with `--extension ""`: the same for a copy installed in the environment.
 """
 
 import importlib.machinery

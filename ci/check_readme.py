@@ -1,4 +1,5 @@
-"""Checks that what the root README.md names is there: ci/ commands and their options, `tide` verbs, files, TIDE_ knobs."""
+"""Checks that what the root README.md names is there: ci/ commands and their options, `tide` verbs,
+files, TIDE_ knobs."""
 
 import re
 import sys
@@ -13,7 +14,9 @@ def offences(text: str, root: Path) -> list[str]:
         path.read_text()
         for folder in ("python", "backend", "transports", "ci")
         for path in (root / folder).rglob("*")
-        if path.suffix in {".py", ".cc", ".h", ".sh", ""} and path.is_file() and path != Path(__file__)
+        if path.suffix in {".py", ".cc", ".h", ".sh", ""}
+        and path.is_file()
+        and path != Path(__file__)
     )
     for command in sorted(set(re.findall(r"\b(\.?ci/[a-z_]+)(?![\w./])", text))):
         path = root / command
@@ -26,7 +29,9 @@ def offences(text: str, root: Path) -> list[str]:
             places = [root / script, root / "python/tide/demo.py"]
             if not any(path.is_file() and option in path.read_text() for path in places):
                 found.append(f"README.md names {script} {option}, which that command does not know")
-    verbs = set(re.findall(r"^\$? *tide ([a-z]+)", text, re.M)) | set(re.findall(r"`tide ([a-z]+)", text))
+    verbs = set(re.findall(r"^\$? *tide ([a-z]+)", text, re.M)) | set(
+        re.findall(r"`tide ([a-z]+)", text)
+    )
     for verb in sorted(verbs):
         if f'"{verb}"' not in (root / "python/tide/cli.py").read_text():
             found.append(f"README.md names `tide {verb}`, which python/tide/cli.py does not list")

@@ -67,7 +67,6 @@ missing_packages() {
   [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] || echo libgtest-dev
   [ -e /usr/include/gmock/gmock.h ] || [ -e /usr/local/include/gmock/gmock.h ] || echo libgmock-dev
   [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates
-  if [ "${WITH_TIDY:-0}" = 1 ]; then command -v clang-tidy >/dev/null || echo clang-tidy; fi
   find_python >/dev/null || python_packages
 }
 

@@ -1,4 +1,5 @@
-"""`tide bench`: tide beside gloo on this machine, as ratios within one run. JSON, a table and a picture; never a verdict.
+"""`tide bench`: tide beside gloo on this machine, as ratios within one run. JSON, a table and a
+picture; never a verdict.
 
 Starts the ranks anew for each number of ranks and setting; what they do is in bench_cases.py.
 """
@@ -123,7 +124,8 @@ def ranks_own_words(text: str) -> str:
 
 
 def run_ranks(ranks: int, settings: Json, environment: dict[str, str]) -> Json:
-    """Starts `ranks` processes by torchrun, waits, returns what rank 0 wrote. Raises click.ClickException."""
+    """Starts `ranks` processes by torchrun, waits, returns what rank 0 wrote. Raises
+    click.ClickException."""
     with tempfile.TemporaryDirectory(prefix="tide-bench-") as name:
         folder = Path(name)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -145,7 +147,10 @@ def run_ranks(ranks: int, settings: Json, environment: dict[str, str]) -> Json:
             raise click.ClickException(f"{ranks} ranks failed:\n{ranks_own_words(done.stderr)}")
         result: Json = json.loads((folder / "result.json").read_text())
         if sampler:
-            result["memory"] |= {"peak_pss_mib": round(sampler.peak_kib / 1024, 1), "readings": sampler.samples}
+            result["memory"] |= {
+                "peak_pss_mib": round(sampler.peak_kib / 1024, 1),
+                "readings": sampler.samples,
+            }
         return result
 
 
@@ -175,7 +180,8 @@ def measure(ranks: int, cases: Sequence[str], settings: Json, console: Console) 
 
 
 def savings(step: Json) -> Json:
-    """Communication time saved against gloo in the same run, as a share of gloo's, for each setting."""
+    """Communication time saved against gloo in the same run, as a share of gloo's, for each
+    setting."""
     share = {}
     for setting in SAVINGS:
         one = step[setting]["communication"]
@@ -184,7 +190,8 @@ def savings(step: Json) -> Json:
 
 
 def compared(result: Json) -> list[tuple[str, float, float, float | None]]:
-    """(what, gloo ms, tide ms, memcpy ms or None) for every comparison in the result of one number of ranks."""
+    """(what, gloo ms, tide ms, memcpy ms or None) for every comparison in the result of one number
+    of ranks."""
     rows: list[tuple[str, float, float, float | None]] = []
 
     def add(what: str, samples: Json) -> None:
@@ -220,7 +227,9 @@ def tables(report: Json) -> list[Table]:
         for case in ("gather", "reduce"):
             if case in result:
                 one = result[case]
-                others.add_row(f"{case}: bytes written to other ranks, a rank", f"{one['written_bytes']:,}")
+                others.add_row(
+                    f"{case}: bytes written to other ranks, a rank", f"{one['written_bytes']:,}"
+                )
                 others.add_row("  the least possible", f"{one['least_bytes']:,}")
         for name, one in result.get("memory", {}).items():
             others.add_row(f"peak PSS of all ranks, {name}", f"{one['peak_pss_mib']:,.1f} MiB")
@@ -232,7 +241,14 @@ def tables(report: Json) -> list[Table]:
 
 
 @click.command()
-@click.option("--ranks", multiple=True, type=click.IntRange(2), default=(2, 4), show_default=True, help="Repeatable.")
+@click.option(
+    "--ranks",
+    multiple=True,
+    type=click.IntRange(2),
+    default=(2, 4),
+    show_default=True,
+    help="Repeatable.",
+)
 @click.option(
     "--case",
     "cases",
@@ -243,7 +259,9 @@ def tables(report: Json) -> list[Table]:
     help="Repeatable.",
 )
 @click.option("--repetitions", default=15, show_default=True, type=click.IntRange(1))
-@click.option("--operation-mib", default=32, show_default=True, help="Gathered size of the two collectives.")
+@click.option(
+    "--operation-mib", default=32, show_default=True, help="Gathered size of the two collectives."
+)
 @click.option("--path-mib", default=64, show_default=True, help="Size of the FSDP2 group.")
 @click.option("--seconds", default=8.0, show_default=True, help="Length of each memory run.")
 @click.option("--out", default="tide-bench", show_default=True, help="Writes OUT.json and OUT.png.")
@@ -274,7 +292,9 @@ def command(
     }
     load = report["machine"]["load_before"]
     if load > 0.5:
-        console.print(f"other work runs here (load {load:.1f}); ratios hold better than times", style="yellow")
+        console.print(
+            f"other work runs here (load {load:.1f}); ratios hold better than times", style="yellow"
+        )
     for count in ranks:
         report["ranks"][str(count)] = measure(count, cases, settings, console)
     Path(f"{out}.json").write_text(json.dumps(report, indent=1) + "\n")

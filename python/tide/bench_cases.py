@@ -1,4 +1,5 @@
-"""What `tide bench` measures, inside the ranks. Every case alternates its variants, repetition by repetition.
+"""What `tide bench` measures, inside the ranks. Every case alternates its variants, repetition by
+repetition.
 
 A sample is the time of the slowest rank, from a barrier on, in milliseconds.
 """
@@ -30,12 +31,13 @@ class Bench:
         self.path_bytes = path_mib << 20
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         assert dist.group.WORLD is not None
-        self.groups: dict[str, dist.ProcessGroup] = {"gloo": dist.group.WORLD}
+        self.groups: dict[str, Any] = {"gloo": dist.group.WORLD}
         if other != "gloo":
             self.groups[other] = dist.new_group(backend=other)
 
     def alternate(self, variants: dict[str, Callable[[], None]], warm_up: int = 3) -> Samples:
-        """Times each variant `repetitions` times, the order turning each time. Returns the slowest rank's times."""
+        """Times each variant `repetitions` times, the order turning each time. Returns the slowest
+        rank's times."""
         names = list(variants)
         mine: Samples = {name: [] for name in names}
         for repetition in range(-warm_up, self.repetitions):
@@ -61,9 +63,11 @@ class Bench:
 
 
 def block_shapes(gathered_bytes: int, world: int) -> list[tuple[int, int]]:
-    """Nine bf16 parameters like a Llama block's, `gathered_bytes` together, as (rows of a shard, columns).
+    """Nine bf16 parameters like a Llama block's, `gathered_bytes` together, as (rows of a shard,
+    columns).
 
-    With hidden = 2.75 width: 4 width^2 + 3 * 2.75 width^2 + 2 width elements; widths are multiples of 16 * world.
+    With hidden = 2.75 width: 4 width^2 + 3 * 2.75 width^2 + 2 width elements; widths are multiples
+    of 16 * world.
     """
     step = 16 * world
     width = max(step, int((gathered_bytes / 2 / 12.25) ** 0.5) // step * step)
@@ -90,7 +94,8 @@ def empty(bench: Bench, shapes: Sequence[tuple[int, int]]) -> dict[str, list[Ten
 
 
 def memory_copy(count: int) -> Callable[[], None]:
-    """Copies `count` bytes within this process: what all ranks together can write at best with plain copies."""
+    """Copies `count` bytes within this process: what all ranks together can write at best with
+    plain copies."""
     source, target = torch.ones(count, dtype=torch.uint8), torch.ones(count, dtype=torch.uint8)
 
     def copy() -> None:
@@ -109,12 +114,15 @@ def coalesced(group: dist.ProcessGroup, kind: str) -> Callable[..., Any]:
 
 
 def gather_case(bench: Bench) -> dict[str, Any]:
-    """Coalesced all-gather of nine bf16 parameters, beside one copy of the gathered bytes by all ranks at once."""
+    """Coalesced all-gather of nine bf16 parameters, beside one copy of the gathered bytes by all
+    ranks at once."""
     shards = block_shapes(bench.operation_bytes, bench.world)
     inputs = [torch.full(shape, float(bench.rank + 1), dtype=torch.bfloat16) for shape in shards]
     outputs = empty(bench, [(rows * bench.world, columns) for rows, columns in shards])
     variants = {
-        name: lambda name=name: coalesced(bench.groups[name], "gather")(outputs[name], inputs).wait()
+        name: lambda name=name: coalesced(bench.groups[name], "gather")(
+            outputs[name], inputs
+        ).wait()
         for name in ("gloo", "tide")
     }
     total = bytes_of(outputs["gloo"])
@@ -135,7 +143,8 @@ def gather_case(bench: Bench) -> dict[str, Any]:
 
 
 def reduce_case(bench: Bench) -> dict[str, Any]:
-    """Coalesced reduce-scatter, bf16 in and out (tide sums in fp32), beside a copy of the bytes that must move."""
+    """Coalesced reduce-scatter, bf16 in and out (tide sums in fp32), beside a copy of the bytes
+    that must move."""
     shards = block_shapes(bench.operation_bytes, bench.world)
     gradients = empty(bench, [(rows * bench.world, columns) for rows, columns in shards])
     outputs = empty(bench, shards)
@@ -143,7 +152,9 @@ def reduce_case(bench: Bench) -> dict[str, Any]:
         for tensor in tensors:
             tensor.fill_(bench.rank + 1)
     variants = {
-        name: lambda name=name: coalesced(bench.groups[name], "reduce")(outputs[name], gradients[name]).wait()
+        name: lambda name=name: coalesced(bench.groups[name], "reduce")(
+            outputs[name], gradients[name]
+        ).wait()
         for name in ("gloo", "tide")
     }
     total = bytes_of(gradients["gloo"])
@@ -159,7 +170,8 @@ def reduce_case(bench: Bench) -> dict[str, Any]:
 
 
 class GiveGradients(torch.autograd.Function):
-    """Hands out ready gradients for `parameters`, so that a backward costs nothing but communication."""
+    """Hands out ready gradients for `parameters`, so that a backward costs nothing but
+    communication."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
@@ -167,7 +179,7 @@ class GiveGradients(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(context: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(context: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         return (outer[0], None, *context.gradients)
 
 
@@ -177,23 +189,27 @@ class Group(nn.Module):
     def __init__(self, shards: list[tuple[int, int]], world: int) -> None:
         super().__init__()
         self.weights = nn.ParameterList(
-            nn.Parameter(torch.ones(rows * world, columns, dtype=torch.bfloat16)) for rows, columns in shards
+            nn.Parameter(torch.ones(rows * world, columns, dtype=torch.bfloat16))
+            for rows, columns in shards
         )
         self.gradients = [torch.ones_like(weight) for weight in self.weights]
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = GiveGradients.apply(x, self.gradients, *self.weights)  # type: ignore[no-untyped-call]
+        out: Tensor = GiveGradients.apply(x, self.gradients, *self.weights)
         return out
 
 
 def path_case(bench: Bench) -> dict[str, Any]:
-    """FSDP2's whole path of one group: unshard and wait; post-backward with fp32 sums, freeing included."""
+    """FSDP2's whole path of one group: unshard and wait; post-backward with fp32 sums, freeing
+    included."""
     shards = block_shapes(bench.path_bytes, bench.world)
     models = {}
     for name, group in bench.groups.items():
         mesh = DeviceMesh.from_group(group, "cpu")
         models[name] = Group(shards, bench.world)
-        fully_shard(models[name], mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+        fully_shard(
+            models[name], mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        )
     gather: Samples = {name: [] for name in models}
     reduce: Samples = {name: [] for name in models}
     names = list(models)
@@ -213,11 +229,16 @@ def path_case(bench: Bench) -> dict[str, Any]:
                     gather[name].append(1e3 * seconds[0])
                     reduce[name].append(1e3 * seconds[1])
     total = sum(rows * columns for rows, columns in shards) * bench.world * 2
-    return {"unshard": bench.slowest(gather), "post_backward": bench.slowest(reduce), "bytes": total}
+    return {
+        "unshard": bench.slowest(gather),
+        "post_backward": bench.slowest(reduce),
+        "bytes": total,
+    }
 
 
 def step_model(bench: Bench, group: dist.ProcessGroup) -> nn.Module:
-    """The demonstration's model, a little wider: bf16 to compute and gather, fp32 to keep and sum."""
+    """The demonstration's model, a little wider: bf16 to compute and gather, fp32 to keep and
+    sum."""
     torch.manual_seed(0)
     mesh = DeviceMesh.from_group(group, "cpu")
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -237,7 +258,8 @@ def one_step(bench: Bench, model: nn.Module, text: Tensor, step: int) -> None:
 
 
 def step_case(bench: Bench) -> dict[str, Any]:
-    """Steps of the demonstration's model (no optimizer): whole step, and inside FSDP2's communication calls."""
+    """Steps of the demonstration's model (no optimizer): whole step, and inside FSDP2's
+    communication calls."""
     text = read_text(None)
     models = {name: step_model(bench, group) for name, group in bench.groups.items()}
     whole: Samples = {name: [] for name in models}

@@ -1,4 +1,5 @@
-"""Paints what `tide bench` measured: how many times faster than gloo, and where the savings come from."""
+"""Paints what `tide bench` measured: how many times faster than gloo, and where the savings come
+from."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ def paint(report: dict[str, Any], compared: Callable[[dict[str, Any]], Rows], pa
     names = [row[0] for row in next(iter(rows.values()), [])]
     if not names:
         return False
-    style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
+    style: Any = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
     with plt.rc_context(style):
         figure, axes = plt.subplots(figsize=(10, 1.4 + 0.75 * len(names)), layout="constrained")
         height = 0.8 / len(rows)
@@ -28,9 +29,17 @@ def paint(report: dict[str, Any], compared: Callable[[dict[str, Any]], Rows], pa
             ratios = [gloo / tide for _, gloo, tide, _ in one]
             longest = max(longest, *ratios)
             at = [row + index * height for row in range(len(one))]
-            axes.barh(at, ratios, height * 0.92, color=SHADES[index % len(SHADES)], label=f"{ranks} ranks")
+            axes.barh(
+                at, ratios, height * 0.92, color=SHADES[index % len(SHADES)], label=f"{ranks} ranks"
+            )
             for y, ratio, (_, gloo, tide, _) in zip(at, ratios, one, strict=True):
-                axes.text(ratio, y, f"  {ratio:.1f} x  ({gloo:.1f} / {tide:.1f} ms)", va="center", fontsize=9)
+                axes.text(
+                    ratio,
+                    y,
+                    f"  {ratio:.1f} x  ({gloo:.1f} / {tide:.1f} ms)",
+                    va="center",
+                    fontsize=9,
+                )
         axes.axvline(1, color="#555555", linewidth=1)
         axes.set_yticks([row + height * (len(rows) - 1) / 2 for row in range(len(names))], names)
         axes.invert_yaxis()
@@ -39,8 +48,10 @@ def paint(report: dict[str, Any], compared: Callable[[dict[str, Any]], Rows], pa
         axes.set_title("tide beside gloo", loc="left", fontweight="bold", fontsize=14, pad=14)
         axes.legend(frameon=False, loc="lower right")
         machine = report["machine"]
-        note = f"{machine['processor']}, {machine['cores']} cores; torch {report['versions']['torch']}"
-        figure.text(0.995, 0.005, note, ha="right", fontsize=8, color="#777777")
+        note = (
+            f"{machine['processor']}, {machine['cores']} cores; torch {report['versions']['torch']}"
+        )
+        axes.text(1, 1.02, note, ha="right", fontsize=9, color="#777777", transform=axes.transAxes)
         figure.savefig(path, dpi=130)
         plt.close(figure)
     return True

@@ -1,6 +1,8 @@
-"""One rank of `tide bench`; started by it through torchrun, once for each number of ranks and setting.
+"""One rank of `tide bench`; started by it through torchrun, once for each number of ranks and
+setting.
 
-python -m tide.bench_ranks FOLDER SETTINGS: SETTINGS is JSON (cases, repetitions, operation_mib, path_mib, memory).
+python -m tide.bench_ranks FOLDER SETTINGS: SETTINGS is JSON (cases, repetitions, operation_mib,
+path_mib, memory).
 Rank 0 writes FOLDER/result.json; every rank writes FOLDER/rank.N with its process id.
 """
 
@@ -19,7 +21,8 @@ from tide import bench_cases
 
 
 def memory_run(bench: bench_cases.Bench, backend: str, seconds: float) -> dict[str, Any]:
-    """Steps of the demonstration's model on one backend while the parent samples this process's memory."""
+    """Steps of the demonstration's model on one backend while the parent samples this process's
+    memory."""
     from tide.demo.model import read_text
 
     text = read_text(None)[: 1 << 20].clone()

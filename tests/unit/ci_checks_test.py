@@ -1,4 +1,5 @@
-"""The checkers behind ci/lint and ci's repair of a damaged environment find what they are made to find."""
+"""The checkers behind ci/lint and ci's repair of a damaged environment find what they are made to
+find."""
 
 import importlib.util
 from pathlib import Path
@@ -59,7 +60,9 @@ def test_readme_checker(tmp_path: Path) -> None:
     (tmp_path / "python/tide/cli.py").write_text('VERBS = {"bench": 0}')
     (tmp_path / "python/tide/knobs.py").write_text("TIDE_FSDP")
     check = load("check_readme").offences
-    right = "Run `ci/demo --ranks 2`, then\n    tide bench\nwith TIDE_FSDP=0, see [the commands](ci)."
+    right = (
+        "Run `ci/demo --ranks 2`, then\n    tide bench\nwith TIDE_FSDP=0, see [the commands](ci)."
+    )
     assert check(right, tmp_path) == []
     wrong = "`ci/deploy`\n`ci/demo --quick`\n    tide dance\nTIDE_SPEED=1\n[page](docs/a.md)\n"
     found = "\n".join(check(wrong, tmp_path))
@@ -73,7 +76,9 @@ def distribution(folder: Path, name: str, version: str) -> Path:
     info.mkdir(parents=True)
     (folder / f"{name}.py").write_text("x = 1\n")
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "RECORD").write_text(f"{name}.py,sha256=0,6\n{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
+    (info / "RECORD").write_text(
+        f"{name}.py,sha256=0,6\n{info.name}/METADATA,,\n{info.name}/RECORD,,\n"
+    )
     return folder / f"{name}.py"
 
 
@@ -82,7 +87,9 @@ def test_damaged_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     distribution(tmp_path, "torch", "2.15.0+cpu")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     check = load("check_environment")
-    monkeypatch.setattr(check, "wanted", lambda torch: [f"torch=={torch}", "numpy==9.9.9", "rich==1.0"])
+    monkeypatch.setattr(
+        check, "wanted", lambda torch: [f"torch=={torch}", "numpy==9.9.9", "rich==1.0"]
+    )
     assert check.problems("2.15.0") == ["rich==1.0"]
     assert check.problems("2.11.0") == ["torch==2.11.0", "rich==1.0"]
     module.write_text("")

@@ -1,6 +1,8 @@
-"""The commands of ci/ on faked machines: each trouble gives one sentence and exit status 1, never a trace.
+"""The commands of ci/ on faked machines: each trouble gives one sentence and exit status 1, never a
+trace.
 
-A faked machine is a copy of ci/ in an empty folder and a PATH of links to this machine's tools, less some, plus fakes.
+A faked machine is a copy of ci/ in an empty folder and a PATH of links to this machine's tools,
+less some, plus fakes.
 """
 
 import os
@@ -15,13 +17,54 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 Machine = Callable[..., subprocess.CompletedProcess[str]]
 
-TOOLS = """as awk basename bash bc cat chmod cmake cp cut date df dirname env find flock g++ getconf git grep head id ld mkdir
-mktemp ninja nproc printf python3 rm sed sha256sum sort stat tail touch tr uname wc xargs""".split()
+TOOLS = [
+    "as",
+    "awk",
+    "basename",
+    "bash",
+    "bc",
+    "cat",
+    "chmod",
+    "cmake",
+    "cp",
+    "cut",
+    "date",
+    "df",
+    "dirname",
+    "env",
+    "find",
+    "flock",
+    "g++",
+    "getconf",
+    "git",
+    "grep",
+    "head",
+    "id",
+    "ld",
+    "mkdir",
+    "mktemp",
+    "ninja",
+    "nproc",
+    "printf",
+    "python3",
+    "rm",
+    "sed",
+    "sha256sum",
+    "sort",
+    "stat",
+    "tail",
+    "touch",
+    "tr",
+    "uname",
+    "wc",
+    "xargs",
+]
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Runs a ci/ command on a machine with `fakes` (name -> bash script) in place of, and without, some tools."""
+    """Runs a ci/ command on a machine with `fakes` (name -> bash script) in place of, and without,
+    some tools."""
     project, bin_folder = tmp_path / "project", tmp_path / "bin"
     shutil.copytree(ROOT / "ci", project / "ci")
     bin_folder.mkdir()
@@ -36,16 +79,30 @@ def machine(tmp_path: Path) -> Machine:
             (bin_folder / tool).chmod(0o755)
 
     def run(
-        *command: str, without: tuple[str, ...] = (), fakes: dict[str, str] | None = None, **variables: str
+        *command: str,
+        without: tuple[str, ...] = (),
+        fakes: dict[str, str] | None = None,
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         for tool in (*without, *(fakes or {})):
             (bin_folder / tool).unlink(missing_ok=True)
         for tool, script in (fakes or {}).items():
             (bin_folder / tool).write_text(f"#!/bin/bash\n{script}\n")
             (bin_folder / tool).chmod(0o755)
-        environment = {"PATH": str(bin_folder), "HOME": str(tmp_path), "LC_ALL": "C.UTF-8", **variables}
+        environment = {
+            "PATH": str(bin_folder),
+            "HOME": str(tmp_path),
+            "LC_ALL": "C.UTF-8",
+            **variables,
+        }
         return subprocess.run(
-            ["bash", *command], cwd=project, env=environment, capture_output=True, text=True, timeout=200, check=False
+            ["bash", *command],
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
         )
 
     return run
@@ -61,13 +118,17 @@ def only_sentence(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-NO_NETWORK = 'echo "E: Failed to fetch http://deb.debian.org/x  Could not resolve deb.debian.org"; exit 100'
+NO_NETWORK = (
+    'echo "E: Failed to fetch http://deb.debian.org/x  Could not resolve deb.debian.org"; exit 100'
+)
 NO_PACKAGE = 'echo "E: Unable to locate package g++"; exit 100'
 
 
 @pytest.mark.parametrize("name", ["i686", "armv7l", "riscv64"])
 def test_machine_without_torch_packages(machine: Machine, name: str) -> None:
-    said = only_sentence(machine("ci/demo", fakes={"uname": f'[ "$1" = -s ] && echo Linux || echo {name}'}))
+    said = only_sentence(
+        machine("ci/demo", fakes={"uname": f'[ "$1" = -s ] && echo Linux || echo {name}'})
+    )
     assert name in said and "64-bit" in said
 
 
@@ -96,7 +157,9 @@ def test_no_compiler_and_no_apt(machine: Machine) -> None:
 
 
 def test_no_compiler_and_no_right_to_install(machine: Machine) -> None:
-    said = only_sentence(machine("ci/demo", without=("g++",), fakes={"apt-get": "exit 0", "id": "echo 1000"}))
+    said = only_sentence(
+        machine("ci/demo", without=("g++",), fakes={"apt-get": "exit 0", "id": "echo 1000"})
+    )
     assert "root or sudo" in said
 
 
@@ -113,7 +176,9 @@ def test_wrong_python(machine: Machine) -> None:
 
 def test_full_disk(machine: Machine) -> None:
     header = "Filesystem 1024-blocks Used Available Capacity Mounted"
-    said = only_sentence(machine("ci/demo", fakes={"df": f'echo "{header}"; echo "/dev/a 9 9 2097152 99% /"'}))
+    said = only_sentence(
+        machine("ci/demo", fakes={"df": f'echo "{header}"; echo "/dev/a 9 9 2097152 99% /"'})
+    )
     assert "12 GB" in said and "2 GB are free" in said
 
 
@@ -125,7 +190,12 @@ def test_no_network_for_pip_and_a_broken_environment(machine: Machine, tmp_path:
     broken = tmp_path / "project/.venv/bin"
     broken.mkdir(parents=True)
     (broken / "python").symlink_to("/nowhere/python3")
-    done = machine("ci/demo", PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="1", PIP_CONFIG_FILE=os.devnull)
+    done = machine(
+        "ci/demo",
+        PIP_INDEX_URL="http://127.0.0.1:9/simple",
+        PIP_RETRIES="1",
+        PIP_CONFIG_FILE=os.devnull,
+    )
     assert "making it anew" in done.stdout
     said = only_sentence(done)
     assert "torch==2.15.0" in said and "network" in said

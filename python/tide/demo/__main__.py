@@ -1,4 +1,5 @@
-"""torchrun --nproc-per-node N -m tide.demo [OPTIONS]: trains on gloo, then on tide, compares, paints, writes text."""
+"""torchrun --nproc-per-node N -m tide.demo [OPTIONS]: trains on gloo, then on tide, compares,
+paints, writes text."""
 
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from tide.demo import picture
 from tide.demo.model import Shape, continue_text, read_text
@@ -19,7 +21,8 @@ PROMPT = b"def main(arguments):\n    "
 
 
 def run_backend(name: str, job: Job, console: Console, letters: int) -> tuple[Result, str, str]:
-    """One whole run: (measurements, tide's report, generated text); the last two only from tide on rank 0."""
+    """One whole run: (measurements, tide's report, generated text); the last two only from tide on
+    rank 0."""
     start_backend(name)
     model = build(job)
     columns = (
@@ -47,7 +50,7 @@ def run_backend(name: str, job: Job, console: Console, letters: int) -> tuple[Re
 def write_text(model: nn.Module, job: Job, letters: int) -> str:
     """Every rank gathers the whole model once; then rank 0 writes from it alone."""
     for module in model.modules():
-        if hasattr(module, "set_reshard_after_forward"):
+        if isinstance(module, FSDPModule):
             module.set_reshard_after_forward(False, recurse=False)
     model(torch.zeros(1, 1, dtype=torch.long))
     text = b""
@@ -58,7 +61,9 @@ def write_text(model: nn.Module, job: Job, letters: int) -> str:
 
 
 def loss_table(results: list[Result]) -> Table:
-    table = Table("step", *(f"loss, {result.backend}" for result in results), title="Losses, mean over ranks")
+    table = Table(
+        "step", *(f"loss, {result.backend}" for result in results), title="Losses, mean over ranks"
+    )
     if len(results) == 2:
         table.add_column("difference", justify="right")
     steps = len(results[0].losses)
@@ -77,15 +82,24 @@ def measure_table(results: list[Result]) -> Table:
     if len(results) == 2:
         table.add_column("gloo / tide", justify="right")
 
-    def row(name: str, values: list[float | None], unit: str, digits: int = 1, ratio: bool = False) -> None:
-        cells = ["not counted" if value is None else f"{value:,.{digits}f}{unit}" for value in values]
+    def row(
+        name: str, values: list[float | None], unit: str, digits: int = 1, ratio: bool = False
+    ) -> None:
+        cells = [
+            "not counted" if value is None else f"{value:,.{digits}f}{unit}" for value in values
+        ]
         if len(values) == 2:
             first, second = values
             cells.append(f"{first / second:.1f} x" if ratio and first and second else "")
         table.add_row(name, *cells)
 
     row("time", [result.step_time() for result in results], " ms", ratio=True)
-    row("inside communication", [result.communication_time() for result in results], " ms", ratio=True)
+    row(
+        "inside communication",
+        [result.communication_time() for result in results],
+        " ms",
+        ratio=True,
+    )
     row("gathers", [result.gather_calls for result in results], "", 0)
     row("reduces", [result.reduce_calls for result in results], "", 0)
     for name in results[0].copies:
@@ -101,14 +115,47 @@ def mib(count: int | None) -> float | None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--steps", default=60, show_default=True, type=click.IntRange(2), help="Training steps on each backend.")
-@click.option("--backend", "backends", multiple=True, default=("gloo", "tide"), show_default=True, help="Repeatable.")
-@click.option("--text", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of .py files.")
+@click.option(
+    "--steps",
+    default=60,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Training steps on each backend.",
+)
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    default=("gloo", "tide"),
+    show_default=True,
+    help="Repeatable.",
+)
+@click.option(
+    "--text",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of .py files.",
+)
 @click.option("--layers", default=6, show_default=True, type=click.IntRange(1))
-@click.option("--width", default=256, show_default=True, type=click.IntRange(8), help="A multiple of 8.")
-@click.option("--sequences", default=4, show_default=True, type=click.IntRange(1), help="Sequences a rank and step.")
-@click.option("--letters", default=240, show_default=True, type=click.IntRange(0), help="Bytes to write at the end.")
-@click.option("--out", default=Path("tide-demo.png"), show_default=True, type=click.Path(path_type=Path))
+@click.option(
+    "--width", default=256, show_default=True, type=click.IntRange(8), help="A multiple of 8."
+)
+@click.option(
+    "--sequences",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Sequences a rank and step.",
+)
+@click.option(
+    "--letters",
+    default=240,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Bytes to write at the end.",
+)
+@click.option(
+    "--out", default=Path("tide-demo.png"), show_default=True, type=click.Path(path_type=Path)
+)
 def main(
     steps: int,
     backends: tuple[str, ...],
@@ -121,17 +168,24 @@ def main(
 ) -> None:
     """Trains a small language model with FSDP2 on gloo, then on tide, and compares them."""
     if "RANK" not in os.environ:
-        raise click.ClickException("start it with torchrun: torchrun --nproc-per-node 4 -m tide.demo")
+        raise click.ClickException(
+            "start it with torchrun: torchrun --nproc-per-node 4 -m tide.demo"
+        )
     if width % 8:
         raise click.ClickException(f"--width must be a multiple of 8, not {width}")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", world))))
+    torch.set_num_threads(
+        max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+    )
     console = Console(quiet=rank != 0)
     data = read_text(text)
     shape = Shape(layers=layers, width=width, hidden=width * 11 // 4)
     job = Job(shape, steps, sequences, data, rank, world)
     tokens = sequences * shape.context * world
-    console.print(f"{world} ranks, {len(data) / 1e6:.1f} MB of text, {tokens} bytes a step, torch {torch.__version__}")
+    console.print(
+        f"{world} ranks, {len(data) / 1e6:.1f} MB of text, {tokens} bytes a step, "
+        f"torch {torch.__version__}"
+    )
     results, report, written = [], "", ""
     for name in backends:
         result, one_report, one_text = run_backend(name, job, console, letters)

@@ -1,5 +1,6 @@
 """Measures one FSDP2 step from outside, in the same way for every backend."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,15 +13,18 @@ from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 LAYOUT_COPIES = ("split_with_sizes_copy", "chunk_cat", "all_gather_copy_in")
-"""What stock FSDP2 calls its copies between the collective's order and the parameters' (any prefix or suffix)."""
+"""What stock FSDP2 calls its copies between the collective's order and the parameters' (any prefix
+or suffix)."""
 
 
 class CommunicationClock:
-    """While entered, adds up the time that this process spends inside FSDP2's own communication calls.
+    """While entered, adds up the time that this process spends inside FSDP2's own communication
+    calls.
 
-    Gathering is unshard and waiting for it, reducing is post-backward (copies, sums, waits, freeing) and what the end
-    of backward waits for; nested calls count once, for the outermost. `gathers` and `reduces` count the calls that
-    found something to do, by group. Not for use by two threads.
+    Gathering is unshard and waiting for it, reducing is post-backward (copies, sums, waits,
+    freeing) and what the end of backward waits for; nested calls count once, for the outermost.
+    `gathers` and `reduces` count the calls that found something to do, by group. Not for use by two
+    threads.
     """
 
     METHODS: ClassVar = {
@@ -94,11 +98,14 @@ def groups_of(model: nn.Module) -> list[Any]:
     return found
 
 
-def least_bytes(group: Any, world: int, communication: torch.dtype, gradient: torch.dtype) -> tuple[int, int]:
-    """(gather, reduce): the bytes that one rank must write into others' memory for one call of each.
+def least_bytes(
+    group: Any, world: int, communication: torch.dtype, gradient: torch.dtype
+) -> tuple[int, int]:
+    """(gather, reduce): the bytes that one rank must write into others' memory for one call of
+    each.
 
-    Gather: its padded shard of every parameter to world - 1 ranks. Reduce: world - 1 slices of every gradient, in the
-    dtype that autograd left; the sum's fp32 never travels.
+    Gather: its padded shard of every parameter to world - 1 ranks. Reduce: world - 1 slices of
+    every gradient, in the dtype that autograd left; the sum's fp32 never travels.
     """
     numel = 0
     for parameter in group.fsdp_params:
@@ -107,8 +114,9 @@ def least_bytes(group: Any, world: int, communication: torch.dtype, gradient: to
     return numel * communication.itemsize * (world - 1), numel * gradient.itemsize * (world - 1)
 
 
-def layout_copies(step: Callable[[], None]) -> tuple[dict[str, int], float]:
-    """Runs `step` under torch's profiler. Returns calls by kind of layout copy, and their milliseconds together."""
+def layout_copies(step: Callable[[], object]) -> tuple[dict[str, int], float]:
+    """Runs `step` under torch's profiler. Returns calls by kind of layout copy, and their
+    milliseconds together."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profile:
         step()
@@ -124,7 +132,8 @@ def layout_copies(step: Callable[[], None]) -> tuple[dict[str, int], float]:
 
 
 def counters(group: dist.ProcessGroup | None = None) -> dict[str, int]:
-    """tide's own counters of `group` (the default group if None) for CPU tensors; empty on another backend."""
+    """tide's own counters of `group` (the default group if None) for CPU tensors; empty on another
+    backend."""
     group = group or dist.group.WORLD
     assert group is not None
     read = getattr(group._get_backend(torch.device("cpu")), "counters", None)
@@ -132,6 +141,7 @@ def counters(group: dist.ProcessGroup | None = None) -> dict[str, int]:
 
 
 def written_bytes(before: dict[str, int], after: dict[str, int]) -> int:
-    """Bytes that this rank's gathers and reduces wrote into other ranks' memory between two readings of `counters`."""
+    """Bytes that this rank's gathers and reduces wrote into other ranks' memory between two
+    readings of `counters`."""
     names = ("gather_pushed_bytes", "reduce_pushed_bytes")
     return sum(after.get(name, 0) - before.get(name, 0) for name in names)

@@ -1,6 +1,7 @@
 """A small Llama-like language model over bytes, and the text it learns from.
 
-Shapes: B sequences of T bytes; D = width, H heads of D / H, F = hidden width of the gated MLP, 256 symbols.
+Shapes: B sequences of T bytes; D = width, H heads of D / H, F = hidden width of the gated MLP, 256
+symbols.
 """
 
 import sysconfig
@@ -32,7 +33,8 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor) -> Tensor:
-    """Rotary positions: pair i of each head turns by position * 10000^(-2 i / head width). x: (B, H, T, D / H)."""
+    """Rotary positions: pair i of each head turns by position * 10000^(-2 i / head width). x: (B,
+    H, T, D / H)."""
     time, half = x.shape[-2], x.shape[-1] // 2
     frequency = 10000.0 ** (-torch.arange(half, dtype=torch.float32) / half)
     angle = torch.arange(time, dtype=torch.float32)[:, None] * frequency
@@ -92,7 +94,8 @@ class Model(nn.Module):
 
 
 def read_text(folder: Path | None) -> Tensor:
-    """The text as bytes: every .py file of `folder`, by default of Python's standard library (tests left out)."""
+    """The text as bytes: every .py file of `folder`, by default of Python's standard library (tests
+    left out)."""
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     unwanted = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
     files = sorted(
@@ -102,12 +105,17 @@ def read_text(folder: Path | None) -> Tensor:
     )
     data = b"\n".join(path.read_bytes() for path in files)
     if len(data) < 100_000:
-        raise SystemExit(f"tide demo: {root} holds only {len(data)} bytes of .py files; name another by --text")
+        raise SystemExit(
+            f"tide demo: {root} holds only {len(data)} bytes of .py files; name another by --text"
+        )
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def batch_of(text: Tensor, step: int, rank: int, sequences: int, context: int) -> tuple[Tensor, Tensor]:
-    """The same sequences for the same (step, rank), whatever the backend. Two (B, T) tensors: bytes, next bytes."""
+def batch_of(
+    text: Tensor, step: int, rank: int, sequences: int, context: int
+) -> tuple[Tensor, Tensor]:
+    """The same sequences for the same (step, rank), whatever the backend. Two (B, T) tensors:
+    bytes, next bytes."""
     generator = torch.Generator().manual_seed(1_000_003 * step + rank)
     starts = torch.randint(len(text) - context - 1, (sequences, 1), generator=generator)
     rows = text[starts + torch.arange(context + 1)].long()
@@ -116,7 +124,8 @@ def batch_of(text: Tensor, step: int, rank: int, sequences: int, context: int) -
 
 @torch.no_grad()
 def continue_text(model: nn.Module, prompt: bytes, count: int, context: int) -> bytes:
-    """Samples `count` bytes after `prompt`, each from the 12 likeliest. Calls `model` only, no collective of its own."""
+    """Samples `count` bytes after `prompt`, each from the 12 likeliest. Calls `model` only, no
+    collective of its own."""
     generator = torch.Generator().manual_seed(7)
     symbols = list(prompt)
     for _ in range(count):

@@ -16,7 +16,7 @@ def paint(results: list[Result], world: int, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    style = {
+    style: Any = {
         "font.size": 11,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -31,8 +31,9 @@ def paint(results: list[Result], world: int, path: Path) -> None:
         losses(left, results)
         step_times(middle, results)
         copies(right, results)
+        names = " and ".join(result.backend for result in results)
         figure.suptitle(
-            f"One string changed: FSDP2 on {' and '.join(r.backend for r in results)}, {world} ranks",
+            f"One string changed: FSDP2 on {names}, {world} ranks",
             x=0.008,
             ha="left",
             fontsize=15,
@@ -64,19 +65,25 @@ def step_times(axes: Any, results: list[Result]) -> None:
     communication = [result.communication_time() for result in results]
     optimizer = [result.optimizer_time() for result in results]
     whole = [result.step_time() for result in results]
-    computing = [max(0.0, w - c - o) for w, c, o in zip(whole, communication, optimizer, strict=True)]
+    computing = [
+        max(0.0, w - c - o) for w, c, o in zip(whole, communication, optimizer, strict=True)
+    ]
     bottom = [0.0] * len(results)
     parts = {"computing": computing, "optimizer": optimizer, "communication": communication}
     for name, values in parts.items():
         axes.bar(names, values, 0.55, bottom=bottom, label=name, color=PARTS[name])
         for index, value in enumerate(values):
             if value > 0.05 * max(whole):
-                axes.text(index, bottom[index] + value / 2, f"{value:.0f}", ha="center", va="center")
+                axes.text(
+                    index, bottom[index] + value / 2, f"{value:.0f}", ha="center", va="center"
+                )
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]
     for index, value in enumerate(whole):
         axes.text(index, value, f"{value:.0f} ms", ha="center", va="bottom", fontweight="bold")
-    axes.set(title="Where a step's time goes", ylabel="ms, median", ylim=(0, max(whole) * 1.3))
-    axes.legend(frameon=False, loc="upper right", ncols=3, fontsize=9, columnspacing=1, handlelength=1)
+    axes.set(title="Where a step's time goes", ylabel="ms, median", ylim=(0, max(whole) * 1.28))
+    axes.legend(
+        frameon=False, loc="upper right", ncols=3, fontsize=9, columnspacing=1, handlelength=1
+    )
 
 
 def copies(axes: Any, results: list[Result]) -> None:
@@ -91,6 +98,9 @@ def copies(axes: Any, results: list[Result]) -> None:
     middle = (len(results) - 1) * height / 2
     axes.set_yticks([row + middle for row in range(len(kinds))], kinds)
     axes.invert_yaxis()
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(title="Layout copies in one step", xlabel="calls seen by torch's profiler")
-    axes.set_xlim(0, 1.15 * max(1, *(count for result in results for count in result.copies.values())))
+    axes.set_xlim(
+        0, 1.15 * max(1, *(count for result in results for count in result.copies.values()))
+    )
     axes.legend(frameon=False)

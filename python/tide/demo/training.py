@@ -29,7 +29,8 @@ class Job:
 
 @dataclass
 class Result:
-    """What one backend's run gave. Times in milliseconds a step on this rank, bytes a step on this rank."""
+    """What one backend's run gave. Times in milliseconds a step on this rank, bytes a step on this
+    rank."""
 
     backend: str
     losses: list[float] = field(default_factory=list)
@@ -54,7 +55,8 @@ class Result:
 
 
 def build(job: Job) -> nn.Module:
-    """The sharded model, the same weights for every backend: bf16 to compute and to gather, fp32 to keep and to sum."""
+    """The sharded model, the same weights for every backend: bf16 to compute and to gather, fp32 to
+    keep and to sum."""
     torch.manual_seed(0)
     model = Model(job.shape)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -73,7 +75,8 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(job: Job, model: nn.Module, backend: str, progress: Callable[[float], None]) -> Result:
-    """`job.steps` measured steps, then one more under the profiler. Collective: every rank calls it alike."""
+    """`job.steps` measured steps, then one more under the profiler. Collective: every rank calls it
+    alike."""
     result = Result(backend)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
     loss_sum = torch.zeros(1)
@@ -108,7 +111,7 @@ def train(job: Job, model: nn.Module, backend: str, progress: Callable[[float], 
     before = measure.counters()
     with measure.CommunicationClock() as clock:
         if job.rank == 0:
-            result.copies, result.copy_time = measure.layout_copies(lambda: one_step(job.steps) and None)
+            result.copies, result.copy_time = measure.layout_copies(lambda: one_step(job.steps))
         else:
             one_step(job.steps)
     after = measure.counters()
