@@ -136,6 +136,7 @@ setup(
     cmdclass={"build_ext": CMakeBuild},
     setup_requires=missing_tools(),
     entry_points={
+        "console_scripts": ["tide = tide.cli:main"],
         "torch.distributed.backends": ["tide = tide._registration:register"],
         "torch.backends": ["tide = tide._registration:autoload"],
     },

@@ -1,6 +1,5 @@
 """Measures one FSDP2 step from outside, in the same way for every backend."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -141,7 +140,5 @@ def counters(group: dist.ProcessGroup | None = None) -> dict[str, int]:
 
 
 def written_bytes(before: dict[str, int], after: dict[str, int]) -> int:
-    """Bytes that this rank's gathers and reduces wrote into other ranks' memory between two
-    readings of `counters`."""
-    names = ("gather_pushed_bytes", "reduce_pushed_bytes")
-    return sum(after.get(name, 0) - before.get(name, 0) for name in names)
+    """Bytes that this rank wrote into other ranks' memory between two readings of `counters`."""
+    return after.get("bytes_pushed", 0) - before.get("bytes_pushed", 0)
