@@ -132,6 +132,7 @@ setup(
     packages=find_packages("python"),
     package_data={"tide": ["py.typed", "_C.pyi"]},
     python_requires=">=3.10",
+    install_requires=["click>=8", "matplotlib>=3.8", "rich>=13"],  # torch is there already: tide is built for it
     ext_modules=[Extension("tide._C", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
     setup_requires=missing_tools(),
