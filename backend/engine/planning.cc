@@ -119,16 +119,23 @@ std::string refusal(const std::vector<PlanBallot>& ballots, size_t index) {
   return "";
 }
 
-Staging choose_staging(const PlanRequest& request, const GroupLayout& layout) {
-  if (!request.serve_reduce || layout.ranks() == 1) return Staging::kNone;
-  if (!request.serve_gather || !request.may_lease) return Staging::kArea;
+// Slot and staging of an accepted request. A leased slot must hold the packed slices of all ranks: their alignment may
+// take a little more than the places do, gradients of a wider type far more.
+void choose_memory(const PlanRequest& request, const GroupLayout& layout, PlanAnswer* answer) {
+  answer->slot_bytes = request.serve_gather ? layout.slot_bytes() : 0;
+  answer->staging = Staging::kNone;
+  if (!request.serve_reduce || layout.ranks() == 1) return;
+  answer->staging = Staging::kArea;
+  if (!request.serve_gather || !request.may_lease) return;
   ReduceOptions options;
   for (int p = 0; p < layout.size(); ++p) {
     options.subset.push_back(p);
     options.dtypes.push_back(request.gradient_dtype);
   }
-  return packed_shard_bytes(layout, options) * layout.ranks() <= layout.slot_bytes() ? Staging::kLeased
-                                                                                     : Staging::kArea;
+  const int64_t bare_bytes = layout.shard_numel() * dtype_bytes(request.gradient_dtype) * layout.ranks();
+  if (bare_bytes > layout.slot_bytes()) return;
+  answer->staging = Staging::kLeased;
+  answer->slot_bytes = std::max(answer->slot_bytes, packed_shard_bytes(layout, options) * layout.ranks());
 }
 
 // Fills in what the accepted requests need of the arena.
@@ -263,8 +270,7 @@ PlanDecision decide(const std::vector<PlanBallot>& ballots, const ArenaState& ar
     answer.accepted = answer.reason.empty();
     if (answer.accepted) {
       const GroupLayout layout(first.requests[i].parameters, static_cast<int>(ballots.size()));
-      answer.slot_bytes = first.requests[i].serve_gather ? layout.slot_bytes() : 0;
-      answer.staging = choose_staging(first.requests[i], layout);
+      choose_memory(first.requests[i], layout, &answer);
     }
     decision.answers.push_back(std::move(answer));
   }
