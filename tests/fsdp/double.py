@@ -8,12 +8,16 @@ fp32, in rank order.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from tide.fsdp import backends
 
 
 @dataclass
@@ -67,19 +71,14 @@ class Plan:
     own: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Backend:
     group: dist.ProcessGroup
+    options: Any
     plans: list = field(default_factory=list)
     free: list = field(default_factory=list)
     shared: int = 0
     log: list = field(default_factory=list)
-    options: types.SimpleNamespace = field(
-        default_factory=lambda: types.SimpleNamespace(fsdp="both", memory_mode="in_place")
-    )
-
-    def __hash__(self):
-        return id(self)
 
     def plan(self, requests, prefetch_depth):
         mine = [
@@ -117,15 +116,20 @@ class Backend:
         else:
             p.slot = 1000 + plan
         self.log.append(("gather", p.request.name, p.slot))
-        for spec, shard, output in zip(p.request.parameters, shards, outputs, strict=True):
+        specs, ranks = p.request.parameters, self.group.size()
+        mine = torch.cat(
+            [x.to(s.dtype).view(torch.uint8) for s, x in zip(specs, shards, strict=True)]
+        )
+        everyone = [torch.empty_like(mine) for _ in range(ranks)]
+        dist.all_gather(everyone, mine, group=self.group)
+        at = 0
+        for spec, shard, output in zip(specs, shards, outputs, strict=True):
             assert output.untyped_storage().size() == 0 and shard.dtype == spec.shard_dtype
             output.untyped_storage().resize_(output.numel() * output.itemsize)
-            parts = [
-                torch.empty(spec.shard_numel, dtype=spec.dtype) for _ in range(self.group.size())
-            ]
-            dist.all_gather(parts, shard.to(spec.dtype), group=self.group)
-            with torch.autograd._unsafe_preserve_version_counter(output), torch.no_grad():
-                output.copy_(torch.stack([x.view(spec.rows, -1) for x in parts], 1).view(-1))
+            end = at + spec.shard_numel * output.itemsize
+            parts = [x[at:end].clone().view(output.dtype).view(spec.rows, -1) for x in everyone]
+            output.data.copy_(torch.stack(parts, 1).view(-1))
+            at = end
         return Done(p.slot)
 
     def vacate(self, plan):
@@ -139,42 +143,42 @@ class Backend:
     def reduce(self, plan, parameters, gradients, output, op, scale, slot_reuse):
         p = self.plans[plan]
         self.log.append(("reduce", p.request.name, slot_reuse))
-        assert not slot_reuse or p.slot == -1
-        ranks, rank, at = self.group.size(), self.group.rank(), 0
+        ranks, rank = self.group.size(), self.group.rank()
+        padded = []
         for index, gradient in zip(parameters, gradients, strict=True):
             spec = p.request.parameters[index]
             assert gradient.is_contiguous() and gradient.numel() == spec.unsharded_numel
-            full = torch.zeros(spec.shard_numel * ranks, dtype=gradient.dtype)
-            full[: gradient.numel()] = gradient.reshape(-1)
-            parts = [torch.empty_like(full) for _ in range(ranks)]
-            dist.all_gather(parts, full, group=self.group)
-            total = torch.zeros(spec.shard_numel * ranks, dtype=torch.float32)
-            for part in parts:
-                total += part.float()
-            mine = total.view(spec.rows, ranks, -1)[:, rank].reshape(-1) * scale
-            output[at : at + spec.shard_numel] = mine.to(output.dtype)
-            at += spec.shard_numel
-        assert at == output.numel()
+            full = torch.zeros(spec.shard_numel * ranks)
+            full[: gradient.numel()] = gradient.reshape(-1).float()
+            padded.append(full.view(spec.rows, ranks, -1).transpose(0, 1).reshape(ranks, -1))
+        mine = torch.cat(padded, 1)
+        everyone = [torch.empty_like(mine) for _ in range(ranks)]
+        dist.all_gather(everyone, mine, group=self.group)
+        total = torch.zeros_like(everyone[0][rank])
+        for part in everyone:
+            total += part[rank]
+        output.copy_(total * scale)
+        assert total.numel() == output.numel()
         return Done()
 
     def counters(self):
         return {"arena_bytes": 0}
 
 
-def use() -> dict:
-    """Puts the stand-in where the seam looks for the compiled module. Returns the backends by
-    process group name."""
-    module = types.ModuleType("tide._C")
-    for name in ("Backend", "PlanRequest", "ParameterSpec", "PlanAnswer"):
-        setattr(module, name, globals()[name])
-    sys.modules["tide._C"] = module
-    from tide.fsdp import backends
+@contextlib.contextmanager
+def standing_in(fsdp: str = "both", memory_mode: str = "in_place") -> Iterator[dict[str, Backend]]:
+    """The seam finds stand-ins for process groups that are not tide's. Yields them by group
+    name."""
+    made: dict[str, Backend] = {}
+    options = types.SimpleNamespace(fsdp=fsdp, memory_mode=memory_mode)
+    find, compiled = backends.find, backends.compiled
 
-    made: dict = {}
+    def find_or_stand_in(group: dist.ProcessGroup, device: torch.device) -> Any:
+        return made.setdefault(group.group_name, Backend(group, options))
 
-    def find(group, device):
-        return made.setdefault(group.group_name, Backend(group))
-
-    backends.find = find
-    backends.compiled = lambda: module
-    return made
+    backends.find = find_or_stand_in
+    backends.compiled = lambda: sys.modules[__name__]
+    try:
+        yield made
+    finally:
+        backends.find, backends.compiled = find, compiled

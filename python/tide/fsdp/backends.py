@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-
-from tide.fsdp.record import Arena
 
 if TYPE_CHECKING:
     from tide import _C
@@ -41,17 +38,9 @@ def find(group: dist.ProcessGroup, device: torch.device) -> _C.Backend | None:
 def settings(backend: _C.Backend) -> Settings:
     """What TIDE_FSDP and TIDE_MEMORY_MODE, or the group's own options, said when the group was
     made."""
-    options = backend.options
+    options: Any = backend.options
     return Settings(
         gathers=options.fsdp in ("both", "gather"),
         reduces=options.fsdp in ("both", "reduce"),
         memory=options.memory_mode,
     )
-
-
-_arenas: WeakKeyDictionary[Any, Arena] = WeakKeyDictionary()
-
-
-def arena_of(backend: _C.Backend) -> Arena:
-    """The one record of call order for this backend."""
-    return _arenas.setdefault(backend, Arena())

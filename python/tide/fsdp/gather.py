@@ -129,10 +129,8 @@ def _start(
     work = backend.gather(record.gather_plan, shards, outputs)
     if work is None:
         return None
-    record.gather_arena.gathers += 1
     record.gathers += 1
     record.holds_slot = True
-    record.vacated_at = -1
     return work, shards
 
 

@@ -69,6 +69,7 @@ class Candidate:
     def _examine(self, group: Any, modules: Torch) -> None:
         record = self.record
         record.reshards_after_forward = group.post_forward_mesh_info is not None
+        record.has_own_slot = not (record.reshards_after_forward and group.reshard_after_backward)
         self.refusal = eligibility.gather_refusal(group, modules) or eligibility.reduce_refusal(
             group, modules
         )
@@ -109,7 +110,7 @@ class Candidate:
             refusal=self.refusal,
             serve_gather=gathers,
             serve_reduce=reduces,
-            stays_unsharded=not record.reshards_after_forward,
+            stays_unsharded=record.has_own_slot,
             may_lease=gathers and self.group.reshard_after_backward and record.memory == IN_PLACE,
             gradient_dtype=record.gradient_dtype,
         )
@@ -121,7 +122,6 @@ class Candidate:
             return
         if gathers:
             record.gather_backend, record.gather_plan = backend, answer.plan
-            record.gather_arena = backends.arena_of(backend)
             record.slot_bytes = answer.slot_bytes
         if reduces:
             record.reduce_backend, record.reduce_plan = backend, answer.plan

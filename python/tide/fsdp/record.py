@@ -24,13 +24,6 @@ IN_PLACE = "in_place"  # gradients are read where autograd left them
 SLOT_REUSE = "slot_reuse"  # gradients are moved into the slot that their group has just vacated
 
 
-@dataclass(eq=False)
-class Arena:
-    """Call order on one backend: how many gathers took a slot there so far."""
-
-    gathers: int = 0
-
-
 @dataclass(frozen=True)
 class ParameterFacts:
     """One parameter as it was planned. Numbers of elements; `rows` runs of a shard in the unsharded
@@ -54,11 +47,11 @@ class GroupRecord:
     reason: str = ""  # why the group, or one of its directions, goes stock
     memory: str = ""  # IN_PLACE or SLOT_REUSE
     reshards_after_forward: bool = True
+    has_own_slot: bool = False  # it stays unsharded between forward and backward, or after backward
     gradient_dtype: torch.dtype = torch.float32
     trainable_parameters: tuple[bool, ...] = ()
 
     gather_backend: _C.Backend | None = None  # None: gathers go stock
-    gather_arena: Arena = field(default_factory=Arena)
     gather_group: dist.ProcessGroup | None = None
     gather_plan: int = -1
     reduce_backend: _C.Backend | None = None  # None: reductions go stock
@@ -68,16 +61,12 @@ class GroupRecord:
     slot_bytes: int = 0
 
     holds_slot: bool = False
-    vacated_at: int = (
-        -1
-    )  # gather_arena.gathers when the slot was vacated; -1: not since the last gather or move
     pending: GatherResult | None = None  # started and not yet waited for
 
     gathers: int = 0
     reduces: int = 0
-    stock_calls: Counter[str] = field(
-        default_factory=Counter
-    )  # reason -> calls that went stock for it
+    # Reason -> calls of this group that went stock for it.
+    stock_calls: Counter[str] = field(default_factory=Counter)
 
     @property
     def shard_bytes(self) -> int:
@@ -101,15 +90,10 @@ class GroupRecord:
         if not self.holds_slot or self.gather_backend is None:
             return
         self.holds_slot = False
-        self.vacated_at = self.gather_arena.gathers
         # A group that failed or was destroyed has no ring to give the slot back to; its next call
         # says why.
         with contextlib.suppress(dist.DistBackendError):
             self.gather_backend.vacate(self.gather_plan)
-
-    def slot_is_fresh(self) -> bool:
-        """Whether the slot that this group vacated last still has no other tenant."""
-        return self.vacated_at == self.gather_arena.gathers
 
 
 def record_of(group: Any) -> GroupRecord | None:

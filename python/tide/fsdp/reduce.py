@@ -39,7 +39,7 @@ class ReduceCall:
         # by a local copy: only this rank can see it, so it must not decide the path.
         self.gradients: list[torch.Tensor] = [g.contiguous() for g in gradients]
         self.divide_factor = divide_factor
-        self.slot_reuse = moves_gradients(record, self.indices, self.gradients)
+        self.slot_reuse = moves_gradients(record)
         self.placeholder: torch.Tensor | None = None
 
     def allocate(
@@ -68,8 +68,6 @@ class ReduceCall:
             self._scale(op),
             self.slot_reuse,
         )
-        if self.slot_reuse:
-            record.vacated_at = -1
         work.wait_read()
         self.gradients.clear()
         work.wait()
@@ -88,21 +86,11 @@ class ReduceCall:
         return scale / self.divide_factor
 
 
-def moves_gradients(
-    record: GroupRecord, indices: Sequence[int], gradients: Sequence[torch.Tensor]
-) -> bool:
-    """Whether this call moves its gradients into the vacated slot: in that mode, while the slot has
-    no other tenant, and where each fits its parameter's place (gradients accumulated in fp32 beside
-    bf16 parameters do not)."""
-    return (
-        record.memory == SLOT_REUSE
-        and record.gather_backend is record.reduce_backend
-        and record.slot_is_fresh()
-        and all(
-            gradient.dtype.itemsize <= record.parameters[index].dtype.itemsize
-            for index, gradient in zip(indices, gradients, strict=True)
-        )
-    )
+def moves_gradients(record: GroupRecord) -> bool:
+    """Whether to ask for the gradients' move into the vacated slot. The engine moves them where the
+    group has vacated a slot that has no new tenant and that holds them, and reads them in place
+    where not."""
+    return record.memory == SLOT_REUSE and record.gather_backend is record.reduce_backend
 
 
 def reduce(

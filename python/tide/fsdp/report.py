@@ -6,7 +6,8 @@
     blocks.0  stock         -        -  -             -        -         -      (1)
     (1) rank 2: layers.weight is offloaded to the CPU between its uses
 
-The rows are the same on every rank of a group: they follow from the vote and from the order of calls.
+The rows are the same on every rank of a group: they follow from the vote and from the order of
+calls.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Row:
     path: str  # "tide", "gather" or "reduce" (that direction alone), "stock"
     gathered_bytes: int  # arriving from other ranks in one training step
     reduced_bytes: int  # gradients arriving from other ranks in one training step
-    slot: str  # "own" (stays unsharded between forward and backward), "ring", "none"
+    slot: str  # "own" (stays unsharded between uses), "ring", "none"
     slot_bytes: int
     staging: str  # "leased", "area", "none"
     memory: str  # "in_place", "slot_reuse", "" where tide does not reduce
@@ -111,7 +112,7 @@ def _row(group: Any, record: GroupRecord) -> Row:
     others = record.ranks - 1
     # Resharded parameters are gathered once for forward and once for backward.
     times = 2 if record.reshards_after_forward and record.trainable else 1
-    slot = "own" if not record.reshards_after_forward else "ring"
+    slot = "own" if record.has_own_slot else "ring"
     return Row(
         group=record.name,
         process_group=record.process_group,

@@ -1,0 +1,11 @@
+"""Makes this folder's own helpers importable, and imports before any fork what every rank needs."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tide.fsdp.report  # noqa: F401
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel  # noqa: F401

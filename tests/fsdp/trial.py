@@ -1,0 +1,242 @@
+"""Trains one configuration of FSDP2 on several engines in one set of ranks, and compares what comes
+out.
+
+Engines: "stock" (gloo), "double" (the stand-in in double.py: fp32 sums in rank order), "tide"; each
+of the last two may carry options of tide.Options after a colon: "tide:fsdp=gather",
+"double:memory_mode=slot_reuse".
+
+What must hold, of gradients of the first step and of the losses:
+  tide equals double bit for bit (a fixed-order fp32 reference); gathers alone (fsdp=gather) equal
+  stock bit for bit; tide stays within twice the distance of stock from stock whose initial weights
+  were moved by one ulp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import double
+import models
+import tide
+import torch
+import torch.distributed as dist
+from harness import run_ranks
+from tide.fsdp.report import Report
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+
+class Setting:
+    """One engine during one training: makes meshes on it."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine, _, words = engine.partition(":")
+        self.options = dict(word.split("=") for word in words.split(",") if word)
+
+    def mesh(self, *sizes: int, names: tuple[str, ...] = ("shard",)) -> DeviceMesh:
+        """Sizes default to one dimension over all ranks."""
+        shape = sizes or (dist.get_world_size(),)
+        return init_device_mesh(
+            "cpu",
+            shape,
+            mesh_dim_names=names,
+            backend_override=dict.fromkeys(names, self._backend()),
+        )
+
+    def group(self) -> dist.ProcessGroup:
+        """A further group over all ranks."""
+        name, options = self._backend()
+        return dist.new_group(backend=name, pg_options=options)
+
+    def _backend(self) -> Any:
+        if self.engine != "tide":
+            return ("gloo", None)
+        return ("tide", tide.Options(**self.options))
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        if self.engine != "double":
+            yield
+            return
+        with double.standing_in(**self.options):
+            yield
+
+
+@dataclass
+class Case:
+    """One configuration. `shard` applies fully_shard; `step` runs one training step and returns its
+    loss."""
+
+    build: Callable[[], nn.Module]
+    shard: Callable[[nn.Module, Setting], None]
+    steps: int = 3
+    ranks: int = 4
+    step: Callable[[Trainer, int], torch.Tensor] | None = None
+    optimizer: Callable[[nn.Module], Any] = lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2)
+    prepare: Callable[[nn.Module], None] = lambda _: None  # after sharding
+    calls_served: bool = True  # no call of a served group goes stock
+    ulp_of: torch.dtype | None = None  # moved by one ulp of this dtype; None: of the weights' own
+    paths: Callable[[Report], bool] | None = (
+        None  # None: every group with more than one rank on tide
+    )
+
+
+@dataclass
+class Outcome:
+    losses: list[float]
+    gradients: dict[str, torch.Tensor]  # this rank's shards after the first backward
+    weights: dict[str, torch.Tensor]  # this rank's shards at the end
+    report: Report | None = None
+
+
+class Trainer:
+    def __init__(self, case: Case, engine: str, moved: bool = False) -> None:
+        self.case = case
+        self.setting = Setting(engine)
+        torch.manual_seed(0)
+        self.model = case.build()
+        if moved:
+            models.move_by_one_ulp(self.model, case.ulp_of)
+        case.shard(self.model, self.setting)
+        case.prepare(self.model)
+        self.optimizer = case.optimizer(self.model)
+        self.gradients: dict[str, torch.Tensor] = {}
+        torch.manual_seed(1000 + dist.get_rank())
+
+    def words(self) -> torch.Tensor:
+        return torch.randint(0, models.WORDS, (2, 7))
+
+    def backward(self) -> torch.Tensor:
+        loss = models.loss_of(self.model, self.words())
+        loss.backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        self.keep_gradients()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def keep_gradients(self) -> None:
+        if not self.gradients:
+            self.gradients = {
+                name: local(p.grad).clone()
+                for name, p in self.model.named_parameters()
+                if p.grad is not None
+            }
+
+    def run(self) -> Outcome:
+        step = self.case.step or plain_step
+        with self.setting.active():
+            losses = [float(step(self, index)) for index in range(self.case.steps)]
+            outcome = Outcome(
+                losses,
+                self.gradients,
+                {name: local(p).clone() for name, p in self.model.named_parameters()},
+            )
+            if self.setting.engine != "stock":
+                outcome.report = tide.report(self.model)
+        return outcome
+
+
+def plain_step(trainer: Trainer, index: int) -> torch.Tensor:
+    loss = trainer.backward()
+    trainer.update()
+    return loss
+
+
+def local(tensor: Any) -> torch.Tensor:
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.detach()
+
+
+VARIANTS = {
+    # engine: what it equals bit for bit, because gathers move bytes and sums have one order
+    "tide": "double",
+    "tide:memory_mode=slot_reuse": "double",
+    "tide:fsdp=reduce": "double",
+    "tide:fsdp=gather": "stock",
+    "tide:fsdp=0": "stock",
+}
+PATHS = {"fsdp=gather": "gather", "fsdp=reduce": "reduce", "fsdp=0": "stock"}
+
+
+def check(case: Case, engines: tuple[str, ...] = tuple(VARIANTS), timeout: float = 240.0) -> None:
+    """Trains the case on stock, stock moved, the double and `engines`; asserts the module's
+    promise."""
+
+    def body(rank: int, size: int) -> Any:
+        stock = Trainer(case, "stock").run()
+        moved = Trainer(case, "stock", moved=True).run()
+        reference = Trainer(case, "double").run()
+        equals = {"double": reference, "stock": stock}
+        results: dict[str, Tried] = {}
+        for engine in engines:
+            outcome = Trainer(case, engine).run()
+            assert outcome.report is not None
+            assert all(math.isfinite(x) for x in outcome.losses)
+            results[engine] = Tried(
+                differs(outcome, equals[VARIANTS.get(engine, "double")]),
+                distance(outcome, stock),
+                distance(moved, stock),
+                outcome.report,
+            )
+        return results
+
+    ranks = run_ranks(case.ranks, body, timeout=timeout)
+    for engine in engines:
+        tried = [results[engine] for results in ranks]
+        for rank, one in enumerate(tried):
+            assert not one.differs, (
+                f"{engine}, rank {rank}: {one.differs} differ from the reference"
+            )
+        for index, what in enumerate(("gradients", "losses")):
+            got = math.sqrt(sum(one.from_stock[index] for one in tried))
+            allowed = 2 * math.sqrt(sum(one.moved_from_stock[index] for one in tried))
+            assert got <= allowed, f"{engine}: {what} {got:.3e} from stock, allowed {allowed:.3e}"
+        check_reports(case, engine, [one.report for one in tried])
+
+
+@dataclass
+class Tried:
+    """One rank's comparison: names that differ from the reference, squared distances (gradients,
+    losses)."""
+
+    differs: str
+    from_stock: tuple[float, float]
+    moved_from_stock: tuple[float, float]
+    report: Report
+
+
+def differs(one: Outcome, other: Outcome) -> str:
+    assert one.gradients.keys() == other.gradients.keys()
+    names = [n for n, g in one.gradients.items() if not torch.equal(g, other.gradients[n])]
+    names += [f"weight {n}" for n, w in one.weights.items() if not torch.equal(w, other.weights[n])]
+    if one.losses != other.losses:
+        names.append(f"losses {one.losses} and {other.losses}")
+    return ", ".join(names[:4])
+
+
+def distance(one: Outcome, other: Outcome) -> tuple[float, float]:
+    gradients = sum(
+        float((g.double() - other.gradients[n].double()).square().sum())
+        for n, g in one.gradients.items()
+    )
+    losses = sum((a - b) ** 2 for a, b in zip(one.losses, other.losses, strict=True))
+    return gradients, losses
+
+
+def check_reports(case: Case, engine: str, reports: list[Report]) -> None:
+    path = PATHS.get(engine.partition(":")[2], "tide")
+    for report in reports:
+        assert [r.reason for r in report] == [r.reason for r in reports[0]]
+        for row in report:
+            assert row.path == path, f"{engine}\n{report}"
+            if case.calls_served:
+                assert not row.stock_calls, f"{engine}\n{report}"
+                assert row.gathers > 0 or path in ("reduce", "stock"), f"{engine}\n{report}"
+                assert row.reduces > 0 or path in ("gather", "stock"), f"{engine}\n{report}"
