@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "backend/c10d/process_group_tide.h"
+#include "backend/c10d/storage_binding.h"
+#include "backend/c10d/tensors.h"
 
 namespace py = pybind11;
 
@@ -74,6 +76,80 @@ void bind_options(py::module_& module) {
       .def_readwrite("flight_record_size", &OptionsTide::flight_record_size);
 }
 
+const char* staging_name(Staging staging) {
+  switch (staging) {
+    case Staging::kLeased: return "leased";
+    case Staging::kArea: return "area";
+    default: return "none";
+  }
+}
+
+Parameter parameter_spec(std::string name, at::ScalarType dtype, at::ScalarType shard_dtype, int64_t shard_numel,
+                         int64_t unsharded_numel, int64_t rows) {
+  Parameter parameter;
+  parameter.name = std::move(name);
+  parameter.dtype = dtype_of(dtype);
+  parameter.shard_dtype = dtype_of(shard_dtype);
+  parameter.shard_numel = shard_numel;
+  parameter.unsharded_numel = unsharded_numel;
+  parameter.rows = rows;
+  return parameter;
+}
+
+PlanRequest plan_request(std::string name, std::vector<Parameter> parameters, std::string refusal, bool serve_gather,
+                         bool serve_reduce, bool stays_unsharded, bool may_lease, at::ScalarType gradient_dtype) {
+  PlanRequest request;
+  request.name = std::move(name);
+  request.parameters = std::move(parameters);
+  request.refusal = std::move(refusal);
+  request.serve_gather = serve_gather;
+  request.serve_reduce = serve_reduce;
+  request.stays_unsharded = stays_unsharded;
+  request.may_lease = may_lease;
+  request.gradient_dtype = dtype_of(gradient_dtype);
+  return request;
+}
+
+void bind_plans(py::module_& module) {
+  py::class_<Parameter>(module, "ParameterSpec")
+      .def(py::init(&parameter_spec), py::arg("name"), py::arg("dtype"), py::arg("shard_dtype"),
+           py::arg("shard_numel"), py::arg("unsharded_numel"), py::arg("rows") = 1);
+  py::class_<PlanRequest>(module, "PlanRequest")
+      .def(py::init(&plan_request), py::arg("name"), py::arg("parameters"), py::arg("refusal") = "",
+           py::arg("serve_gather") = true, py::arg("serve_reduce") = true, py::arg("stays_unsharded") = false,
+           py::arg("may_lease") = true, py::arg("gradient_dtype") = at::kBFloat16);
+  py::class_<PlanAnswer>(module, "PlanAnswer")
+      .def_readonly("accepted", &PlanAnswer::accepted)
+      .def_readonly("reason", &PlanAnswer::reason)
+      .def_readonly("plan", &PlanAnswer::plan)
+      .def_readonly("slot_bytes", &PlanAnswer::slot_bytes)
+      .def_property_readonly("staging", [](const PlanAnswer& answer) { return staging_name(answer.staging); });
+}
+
+void bind_works(py::module_& module) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<WorkTide, c10d::Work, c10::intrusive_ptr<WorkTide>>(module, "TideWork")
+      .def("wait_read", &WorkTide::wait_read, NoGil());
+  py::class_<GatherWork, WorkTide, c10::intrusive_ptr<GatherWork>>(module, "GatherWork")
+      .def_readonly("slot", &GatherWork::slot);
+  py::class_<ReduceWork, WorkTide, c10::intrusive_ptr<ReduceWork>>(module, "ReduceWork");
+}
+
+void bind_storage_tools(py::module_& module) {
+  module.def(
+      "bind_storage",
+      [](const at::Tensor& tensor, intptr_t address, size_t bytes, py::object keep_alive) {
+        const std::string refusal = bind_storage(*tensor.storage().unsafeGetStorageImpl(),
+                                                 reinterpret_cast<void*>(address), bytes, keep(std::move(keep_alive)));
+        TORCH_CHECK_VALUE(refusal.empty(), "tide: ", refusal);
+      },
+      py::arg("tensor"), py::arg("address"), py::arg("nbytes"), py::arg("keep_alive"));
+  module.def(
+      "storage_is_bound",
+      [](const at::Tensor& tensor) { return storage_is_bound(*tensor.storage().unsafeGetStorageImpl()); },
+      py::arg("tensor"));
+}
+
 void bind_backend(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<ProcessGroupTide, c10d::Backend, c10::intrusive_ptr<ProcessGroupTide>>(module, "Backend")
@@ -86,6 +162,29 @@ void bind_backend(py::module_& module) {
            py::arg("make_child"))
       .def("inner", &ProcessGroupTide::inner, py::arg("device_type"), NoGil())
       .def("inner_if_made", &ProcessGroupTide::inner_if_made, py::arg("device_type"), NoGil())
+      .def("plan", &ProcessGroupTide::plan, py::arg("requests"), py::arg("prefetch_depth"), NoGil())
+      .def("gather", &ProcessGroupTide::gather_planned, py::arg("plan"), py::arg("shards"), py::arg("outputs"), NoGil())
+      .def("vacate", &ProcessGroupTide::vacate, py::arg("plan"), NoGil())
+      .def(
+          "reduce",
+          [](ProcessGroupTide& backend, int plan, std::vector<int> parameters, std::vector<at::Tensor> gradients,
+             at::Tensor output, std::string op, double scale, bool slot_reuse) {
+            py::gil_scoped_release release;
+            ProcessGroupTide::PlannedReduce call{plan,  std::move(parameters), std::move(gradients), std::move(output),
+                                                 std::move(op), scale, slot_reuse};
+            return backend.reduce_planned(call);
+          },
+          py::arg("plan"), py::arg("parameters"), py::arg("gradients"), py::arg("output"), py::arg("op"),
+          py::arg("scale"), py::arg("slot_reuse"))
+      .def("allocate", &ProcessGroupTide::allocate, py::arg("sizes"), py::arg("dtype"), NoGil())
+      .def("register", &ProcessGroupTide::register_tensors, py::arg("tensors"), NoGil())
+      .def("gather_layout", &ProcessGroupTide::gather_layout, py::arg("outputs"), py::arg("inputs"), py::arg("rows"),
+           NoGil())
+      .def("reduce_layout", &ProcessGroupTide::reduce_layout, py::arg("output"), py::arg("inputs"), py::arg("rows"),
+           py::arg("op"), py::arg("scale"), NoGil())
+      .def("counters", &ProcessGroupTide::counters, NoGil())
+      .def("flight_record", &ProcessGroupTide::flight_record, NoGil())
+      .def("why_delegated", &ProcessGroupTide::why_delegated, NoGil())
       // Children of a tide group are made by the store and never split a communicator, so ranks outside have no part.
       .def("perform_nocolor_split", [](ProcessGroupTide&, const py::object&) {}, py::arg("device"));
 }
@@ -96,5 +195,8 @@ void bind_backend(py::module_& module) {
 PYBIND11_MODULE(_C, module) {
   module.attr("TORCH_VERSION") = TIDE_TORCH_VERSION;
   tide::bind_options(module);
+  tide::bind_plans(module);
+  tide::bind_works(module);
+  tide::bind_storage_tools(module);
   tide::bind_backend(module);
 }

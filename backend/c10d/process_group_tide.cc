@@ -1,23 +1,56 @@
 // The backend's frame: inner backends, groups, lifetime. The operations are in delegation.cc.
 #include "backend/c10d/process_group_tide.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "backend/c10d/errors.h"
 #include "backend/c10d/work_all.h"
 
 namespace tide {
+namespace {
+
+EngineLinkOptions engine_options(const OptionsTide& options, int rank, int size) {
+  EngineLinkOptions link;
+  link.group.name = options.group_name;
+  link.group.timeout = options.timeout;
+  link.group.staging_slice_bytes = options.staging_slice_bytes;
+  link.group.landing_slice_bytes = options.landing_slice_bytes;
+  link.group.arena_limit_bytes = options.arena_limit_bytes;
+  link.group.flight_record_size = static_cast<int>(options.flight_record_size);
+  link.rank = rank;
+  link.size = size;
+  link.node_size = options.node_size;
+  return link;
+}
+
+}  // namespace
 
 ProcessGroupTide::ProcessGroupTide(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                    c10::intrusive_ptr<OptionsTide> options, PythonEdge edge)
     : c10d::Backend(rank, size),
       store_(std::move(store)),
       options_(std::move(options)),
-      edge_(std::move(edge)) {}
+      edge_(std::move(edge)),
+      process_(getpid()),
+      adapter_(std::make_shared<StoreAdapter>(store_, edge_.check_signals)),
+      engine_(engine_options(*options_, rank, size), adapter_) {}
 
-ProcessGroupTide::~ProcessGroupTide() { drop_inners(); }
+ProcessGroupTide::~ProcessGroupTide() {
+  if (getpid() != process_) {
+    // A forked child: the inner backends' threads live in the parent, and joining them would wait for ever.
+    new std::map<std::string, BackendPointer>(std::move(inners_));
+    return;
+  }
+  drop_inners();
+}
+
+void ProcessGroupTide::check_own_process() const { throw_if_error(check_process(process_, options_->group_name)); }
 
 BackendPointer ProcessGroupTide::inner(const std::string& device_type) {
+  check_own_process();
   std::lock_guard<std::mutex> lock(inner_mutex_);
   auto found = inners_.find(device_type);
   if (found != inners_.end()) return found->second;
@@ -46,6 +79,7 @@ std::vector<BackendPointer> ProcessGroupTide::inners_made() const {
 
 void ProcessGroupTide::drop_inners() {
   auto drop = [this] {
+    engine_.close();
     std::map<std::string, BackendPointer> dropped;
     {
       std::lock_guard<std::mutex> lock(inner_mutex_);
@@ -95,6 +129,7 @@ BackendPointer ProcessGroupTide::split(const c10::intrusive_ptr<c10d::Store>& st
 
 void ProcessGroupTide::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
+  engine_.set_timeout(timeout);
   for (const auto& inner : inners_made()) inner->setTimeout(timeout);
 }
 
@@ -149,10 +184,13 @@ bool ProcessGroupTide::supportsTensorAlloc(c10::DeviceIndex device_index) {
 }
 
 void ProcessGroupTide::abort() {
+  engine_.abort(Status(ErrorKind::kPeerLost, where("abort") + ": the process group was aborted"));
+  engine_.close();
   for (const auto& inner : inners_made()) inner->abort();
 }
 
 void ProcessGroupTide::shutdown() {
+  engine_.close();
   for (const auto& inner : inners_made()) inner->shutdown();
 }
 

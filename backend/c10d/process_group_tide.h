@@ -7,6 +7,8 @@
 // After abort() operations of the group raise; after shutdown() nothing of it runs any more.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,7 +20,12 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "backend/c10d/engine_link.h"
 #include "backend/c10d/options.h"
+#include "backend/c10d/store_adapter.h"
+#include "backend/c10d/tensor_view.h"
+#include "backend/c10d/work_tide.h"
+#include "backend/layout/group_layout.h"
 
 // torch 2.14 gave five operations new names and forwards the old ones to them; earlier ones know the old names only.
 #if TIDE_TORCH_MINOR >= 14
@@ -40,6 +47,15 @@ struct PythonEdge {
       make_child;
   std::function<void(const std::function<void()>&)> without_gil;  // runs its argument with the GIL released
   std::function<void()> check_signals;                            // throws when a signal handler raised
+};
+
+// One coalesced call: tensors to keep, and what the engine reads of them.
+struct TensorLists {
+  std::vector<at::Tensor> output_tensors;
+  std::vector<at::Tensor> input_tensors;
+  std::vector<TensorView> outputs;
+  std::vector<TensorView> inputs;
+  std::vector<int64_t> rows;   // empty: all 1
 };
 
 class ProcessGroupTide : public c10d::Backend {
@@ -127,7 +143,53 @@ class ProcessGroupTide : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  // FSDP2 groups; see python/tide/_C.pyi. In planned_groups.cc.
+  std::vector<PlanAnswer> plan(const std::vector<PlanRequest>& requests, int prefetch_depth);
+  c10::intrusive_ptr<GatherWork> gather_planned(int plan, const std::vector<at::Tensor>& shards,
+                                                const std::vector<at::Tensor>& outputs);
+  void vacate(int plan);
+  struct PlannedReduce {
+    int plan = -1;
+    std::vector<int> parameters;
+    std::vector<at::Tensor> gradients;
+    at::Tensor output;
+    std::string op = "sum";
+    double scale = 1.0;
+    bool slot_reuse = false;
+  };
+  c10::intrusive_ptr<ReduceWork> reduce_planned(const PlannedReduce& call);
+
+  // tide.empty, tide.register and described lists. In layout_collectives.cc.
+  at::Tensor allocate(const std::vector<int64_t>& sizes, at::ScalarType dtype);
+  void register_tensors(const std::vector<at::Tensor>& tensors);
+  WorkPointer gather_layout(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                            const std::vector<int64_t>& rows);
+  WorkPointer reduce_layout(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                            const std::vector<int64_t>& rows, const std::string& op, double scale);
+
+  std::map<std::string, int64_t> counters() const;
+  std::string flight_record() const;
+  // Operation name -> reason of its last delegation, for operations that tide has a path of its own for.
+  std::map<std::string, std::string> why_delegated() const;
+
  private:
+  // The engine's group, made now if need be (collective then). Null when `operation` must be delegated: the reason is
+  // noted, and the same on all ranks. Throws DistBackendError when the group is broken.
+  std::shared_ptr<Group> own_group(const std::string& operation);
+  // Throws what interrupted a wait for the store, else DistBackendError.
+  [[noreturn]] void raise(const Status& status) const;
+  void note_delegated(const std::string& operation, const std::string& reason);
+  std::string where(const std::string& operation) const;
+  std::shared_ptr<const GroupLayout> layout_of(std::vector<Parameter> parameters);
+  WorkTide::Call work_call(std::shared_ptr<Operation> operation, c10d::OpType type);
+  // The group for one of `operation`'s direct calls, which cannot be delegated.
+  std::shared_ptr<Group> required_group(const std::string& operation);
+  // The two collectives on lists that were checked. Null when the engine refuses, on all ranks alike.
+  WorkPointer gather_lists(Group& group, const TensorLists& lists);
+  WorkPointer reduce_lists(Group& group, const TensorLists& lists, DType output_dtype,
+                           const AccumulateOptions& options);
+  // Throws in a process that was forked from the one that made the group.
+  void check_own_process() const;
   c10d::Backend& route(const at::Tensor& tensor);
   c10d::Backend& route(const std::vector<at::Tensor>& tensors);
   c10d::Backend& route(const std::vector<std::vector<at::Tensor>>& lists);
@@ -139,9 +201,19 @@ class ProcessGroupTide : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<OptionsTide> options_;
   const PythonEdge edge_;
+  const pid_t process_;
 
   mutable std::mutex inner_mutex_;                  // guards inners_; held while one is made
   std::map<std::string, BackendPointer> inners_;    // by device type
+
+  const std::shared_ptr<StoreAdapter> adapter_;
+  EngineLink engine_;
+  std::mutex call_mutex_;                           // the engine wants one call at a time
+  uint64_t calls_ = 0;
+  std::map<int, std::vector<Parameter>> plans_;     // accepted ones, by the engine's number
+  std::vector<std::shared_ptr<const GroupLayout>> layouts_;  // of recent lists, newest last
+  mutable std::mutex delegated_mutex_;
+  std::map<std::string, std::string> delegated_;
 
   std::mutex coalescing_mutex_;
   bool coalescing_ = false;

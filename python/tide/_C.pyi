@@ -5,10 +5,25 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup, Store, Work
+from torch.distributed import Store, Work
 
 TORCH_VERSION: str
 """The torch that this module was built for, "major.minor"."""
+
+class Options(torch._C._distributed_c10d.Backend.Options):
+    """One group's settings; made by tide.Options. Empty words and negative numbers follow their knobs."""
+
+    def __init__(self, timeout: timedelta = ...) -> None: ...
+    inner_cpu: str
+    inner_cuda: str
+    node_size: int
+    memory_mode: str
+    fsdp: str
+    own_collectives: int
+    arena_limit_bytes: int
+    staging_slice_bytes: int
+    landing_slice_bytes: int
+    flight_record_size: int
 
 class Backend(torch._C._distributed_c10d.Backend):
     """The c10d backend. Serves the layout collectives itself and hands everything else to inner backends."""
@@ -18,9 +33,13 @@ class Backend(torch._C._distributed_c10d.Backend):
         store: Store,
         rank: int,
         size: int,
-        options: Any,
+        options: Options,
         make_inner: Callable[[str], torch._C._distributed_c10d.Backend | None],
-    ) -> None: ...
+        make_child: Callable[[Store, int, int, Any], torch._C._distributed_c10d.Backend],
+    ) -> None:
+        """make_inner is asked once per device type; make_child for a group that c10d splits off this one."""
+    @property
+    def options(self) -> Options: ...
     def inner(self, device_type: str) -> torch._C._distributed_c10d.Backend: ...
     def inner_if_made(self, device_type: str) -> torch._C._distributed_c10d.Backend | None: ...
 
@@ -51,10 +70,10 @@ class Backend(torch._C._distributed_c10d.Backend):
         """
 
     # tide.empty / tide.register
-    def allocate(self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
+    def allocate(self, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
     def register(self, tensors: Sequence[torch.Tensor]) -> None: ...
     def gather_layout(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], rows: Sequence[int], async_op: bool
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], rows: Sequence[int]
     ) -> Work: ...
     def reduce_layout(
         self,
@@ -63,11 +82,11 @@ class Backend(torch._C._distributed_c10d.Backend):
         rows: Sequence[int],
         op: str,
         scale: float,
-        async_op: bool,
     ) -> Work: ...
 
     def counters(self) -> dict[str, int]: ...
-    def flight_record(self) -> str: ...
+    def flight_record(self) -> str:
+        """JSON: the last operations of tide's own with their state; an empty list before the first."""
     def why_delegated(self) -> dict[str, str]:
         """Operation name -> reason of its last delegation, for those operations tide has a path of its own for."""
 
@@ -102,12 +121,16 @@ class PlanAnswer:
     staging: str  # "none", "leased", "area"
     slot_bytes: int
 
-class GatherWork(Work):
+class TideWork(Work):
+    """One of tide's own collectives."""
+
+    def wait_read(self) -> None:
+        """Returns when this rank's inputs have been read; they may be freed or overwritten then."""
+
+class GatherWork(TideWork):
     slot: int
 
-class ReduceWork(Work):
-    def wait_read(self) -> None:
-        """Returns when the gradients have been read; they may be freed or overwritten then."""
+class ReduceWork(TideWork): ...
 
 def bind_storage(tensor: torch.Tensor, address: int, nbytes: int, keep_alive: object) -> None: ...
 

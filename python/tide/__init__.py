@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tide._C import Options
-    from tide._registration import register
     from tide.fsdp.report import report
     from tide.groups import inner, of
+    from tide.lists import GroupLayout, empty, register
 
 __version__ = "0.1.0"
 
@@ -21,11 +21,13 @@ _HOMES = {
     "Options": "tide.options",
     "inner": "tide.groups",
     "of": "tide.groups",
-    "register_backend": "tide._registration",
+    "GroupLayout": "tide.lists",
+    "empty": "tide.lists",
+    "register": "tide.lists",
     "report": "tide.fsdp.report",
 }
 
-__all__ = ["Options", "inner", "of", "report"]
+__all__ = ["GroupLayout", "Options", "empty", "inner", "of", "register", "report"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,85 @@
+#include "backend/c10d/engine_link.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "transports/host/host_fabric.h"
+
+namespace tide {
+
+Status check_process(pid_t process, const std::string& group_name) {
+  if (getpid() == process) return Status::ok();
+  return Status(ErrorKind::kInvalidUse,
+                "group '" + group_name + "' belongs to process " + std::to_string(process) +
+                    "; this process was forked from it and cannot use it: make process groups after the fork");
+}
+
+EngineLink::EngineLink(EngineLinkOptions options, std::shared_ptr<KeyValueStore> store)
+    : process_(getpid()), options_(std::move(options)), store_(std::move(store)) {}
+
+EngineLink::~EngineLink() {
+  if (getpid() == process_) return;
+  // The group's threads live in the parent: joining them here would wait for ever.
+  new std::shared_ptr<Group>(std::move(group_));
+  new std::shared_ptr<KeyValueStore>(std::move(store_));
+}
+
+Result<std::shared_ptr<Group>> EngineLink::group() {
+  TIDE_RETURN_IF_ERROR(check_process(process_, options_.group.name));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (refusal_) return *refusal_;
+  if (group_) return group_;
+  Result<std::shared_ptr<Group>> made = make();
+  if (made.is_ok()) {
+    group_ = made.value();
+  } else {
+    refusal_ = made.status();
+  }
+  return made;
+}
+
+Result<std::shared_ptr<Group>> EngineLink::make() {
+  HostFabricOptions fabric_options;
+  fabric_options.rank = options_.rank;
+  fabric_options.size = options_.size;
+  fabric_options.group = options_.group.name;
+  fabric_options.deadline = Clock::now() + options_.group.timeout;
+  if (options_.node_size > 0) {
+    fabric_options.node = node_identity() + "/" + std::to_string(options_.rank / options_.node_size);
+  }
+  Result<std::unique_ptr<Fabric>> fabric = connect_host_fabric(fabric_options, *store_);
+  if (!fabric.is_ok()) return fabric.status();
+  return Group::create(options_.group, std::move(fabric.value()), store_);
+}
+
+std::shared_ptr<Group> EngineLink::group_if_made() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return group_;
+}
+
+void EngineLink::set_timeout(std::chrono::milliseconds timeout) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  options_.group.timeout = timeout;
+  if (group_) group_->set_timeout(timeout);
+}
+
+void EngineLink::abort(const Status& reason) {
+  if (getpid() != process_) return;
+  // Not under the lock's protection for long: a call that makes the group may hold it until its deadline.
+  std::shared_ptr<Group> group;
+  {
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return;
+    group = group_;
+    if (!group && !refusal_) refusal_ = reason;
+  }
+  if (group) group->abort(reason);
+}
+
+void EngineLink::close() {
+  if (getpid() != process_) return;
+  if (std::shared_ptr<Group> group = group_if_made()) group->close();
+}
+
+}  // namespace tide

@@ -1,0 +1,57 @@
+// The engine's Group of one process group: made at the first operation that needs it, by all ranks in that operation.
+//
+// Three ends: a Group; kUnsupported with a reason that is the same on all ranks (they share no host), kept for good; or
+// an error, kept too: no later call may succeed on some ranks only. Thread-safe. In a forked child every call returns an
+// error, and destruction leaks what belongs to the parent.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "backend/engine/group.h"
+#include "transports/fabric.h"
+
+namespace tide {
+
+struct EngineLinkOptions {
+  GroupOptions group;
+  int rank = 0;
+  int size = 1;
+  int64_t node_size = 0;   // 0: ranks of one host are one node
+};
+
+class EngineLink {
+ public:
+  EngineLink(EngineLinkOptions options, std::shared_ptr<KeyValueStore> store);
+  ~EngineLink();
+
+  // Collective at its first call.
+  Result<std::shared_ptr<Group>> group();
+  // Null before the first call of group(), or when it failed.
+  std::shared_ptr<Group> group_if_made() const;
+
+  void set_timeout(std::chrono::milliseconds timeout);
+  // Breaks the group; a group that was not made yet stays unmade.
+  void abort(const Status& reason);
+  void close();
+
+ private:
+  Result<std::shared_ptr<Group>> make();
+
+  const pid_t process_;
+  mutable std::mutex mutex_;
+  EngineLinkOptions options_;
+  std::shared_ptr<KeyValueStore> store_;
+  std::shared_ptr<Group> group_;
+  std::optional<Status> refusal_;   // why there is none
+};
+
+// An error in a process that was forked after the group was made; OK otherwise.
+Status check_process(pid_t process, const std::string& group_name);
+
+}  // namespace tide

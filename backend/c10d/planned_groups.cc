@@ -1,0 +1,204 @@
+// FSDP2's parameter groups as the seam plans and runs them, and what the backend tells about itself.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "backend/c10d/errors.h"
+#include "backend/c10d/process_group_tide.h"
+#include "backend/c10d/storage_binding.h"
+#include "backend/c10d/tensors.h"
+
+namespace tide {
+
+std::string ProcessGroupTide::where(const std::string& operation) const {
+  return operation + " of group '" + options_->group_name + "', rank " + std::to_string(getRank());
+}
+
+void ProcessGroupTide::note_delegated(const std::string& operation, const std::string& reason) {
+  std::lock_guard<std::mutex> lock(delegated_mutex_);
+  delegated_[operation] = reason;
+}
+
+std::map<std::string, std::string> ProcessGroupTide::why_delegated() const {
+  std::lock_guard<std::mutex> lock(delegated_mutex_);
+  return delegated_;
+}
+
+void ProcessGroupTide::raise(const Status& status) const {
+  if (std::exception_ptr interruption = adapter_->interruption()) std::rethrow_exception(interruption);
+  std::rethrow_exception(dist_backend_error(status));
+}
+
+std::shared_ptr<Group> ProcessGroupTide::own_group(const std::string& operation) {
+  Result<std::shared_ptr<Group>> group = engine_.group();
+  if (group.is_ok()) {
+    if (const Status broken = group.value()->error(); !broken.is_ok()) raise(broken);
+    return group.value();
+  }
+  if (group.status().kind() != ErrorKind::kUnsupported) raise(group.status());
+  note_delegated(operation, group.status().message());
+  return nullptr;
+}
+
+std::shared_ptr<Group> ProcessGroupTide::required_group(const std::string& operation) {
+  std::shared_ptr<Group> group = own_group(operation);
+  TORCH_CHECK(group, "tide: ", where(operation), " cannot be served: ", why_delegated()[operation]);
+  return group;
+}
+
+WorkTide::Call ProcessGroupTide::work_call(std::shared_ptr<Operation> operation, c10d::OpType type) {
+  WorkTide::Call call;
+  call.operation = std::move(operation);
+  call.type = type;
+  call.rank = getRank();
+  call.sequence = calls_++;
+  call.timeout = options_->timeout;
+  call.check_signals = edge_.check_signals;
+  return call;
+}
+
+std::vector<PlanAnswer> ProcessGroupTide::plan(const std::vector<PlanRequest>& requests, int prefetch_depth) {
+  std::shared_ptr<Group> group = own_group("plan");
+  if (!group) {
+    PlanAnswer refused;
+    refused.reason = why_delegated()["plan"];
+    return std::vector<PlanAnswer>(requests.size(), refused);
+  }
+  std::lock_guard<std::mutex> lock(call_mutex_);
+  Result<std::vector<PlanAnswer>> answers = group->plan(requests, prefetch_depth);
+  if (!answers.is_ok()) raise(answers.status());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (answers.value()[i].accepted) plans_[answers.value()[i].plan] = requests[i].parameters;
+  }
+  return answers.value();
+}
+
+c10::intrusive_ptr<GatherWork> ProcessGroupTide::gather_planned(int plan, const std::vector<at::Tensor>& shards,
+                                                                const std::vector<at::Tensor>& outputs) {
+  std::shared_ptr<Group> group = required_group("gather");
+  std::lock_guard<std::mutex> lock(call_mutex_);
+  const std::string place = where("gather of plan " + std::to_string(plan));
+  auto found = plans_.find(plan);
+  TORCH_CHECK(found != plans_.end(), "tide: ", place, ": there is no such plan");
+  const std::vector<Parameter>& parameters = found->second;
+  TORCH_CHECK(shards.size() == parameters.size() && outputs.size() == parameters.size(), "tide: ", place, ": wanted ",
+              parameters.size(), " shards and outputs, got ", shards.size(), " and ", outputs.size());
+  GatherCall call;
+  call.plan = plan;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i];
+    const TensorView view = view_of(shards[i], false);
+    const Status right = check_tensor(place, "the shard of '" + parameter.name + "'", view, parameter.shard_dtype,
+                                      parameter.shard_numel);
+    TORCH_CHECK(right.is_ok(), "tide: ", right.message());
+    const at::Tensor& output = outputs[i];
+    TORCH_CHECK(output.device().is_cpu() && dtype_of(output.scalar_type()) == parameter.dtype &&
+                    output.numel() <= parameter.shard_numel * getSize() && output.storage_offset() == 0,
+                "tide: ", place, ": the output of '", parameter.name, "' wanted on cpu, of dtype ",
+                dtype_name(parameter.dtype), ", with at most ", parameter.shard_numel * getSize(),
+                " elements from its storage's start; got on ", output.device(), ", of dtype ",
+                c10::toString(output.scalar_type()), ", with ", output.numel(), " from element ",
+                output.storage_offset());
+    const c10::StorageImpl& storage = *output.storage().unsafeGetStorageImpl();
+    TORCH_CHECK(storage.nbytes() == 0 && storage.resizable(), "tide: ", place, ": the storage of '", parameter.name,
+                "' wanted empty and resizable, got ", storage.nbytes(), " bytes; free it by resize_(0) first");
+    call.shards.push_back(view.data);
+  }
+  Result<GatherStarted> started = group->gather(call);
+  if (started.status().kind() == ErrorKind::kUnsupported) {
+    note_delegated("gather", started.status().message());
+    return nullptr;
+  }
+  throw_if_error(started.status());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto bytes = static_cast<size_t>(parameters[i].shard_numel * getSize() * dtype_bytes(parameters[i].dtype));
+    const std::string refusal = bind_storage(*outputs[i].storage().unsafeGetStorageImpl(), started.value().places[i],
+                                             bytes, started.value().lease);
+    TORCH_CHECK(refusal.empty(), "tide: ", place, ": '", parameters[i].name, "': ", refusal);
+  }
+  WorkTide::Call work = work_call(started.value().operation, c10d::OpType::ALLGATHER_INTO_TENSOR_COALESCED);
+  work.inputs = shards;
+  return c10::make_intrusive<GatherWork>(std::move(work), started.value().slot);
+}
+
+void ProcessGroupTide::vacate(int plan) {
+  std::shared_ptr<Group> group = engine_.group_if_made();
+  if (!group) return;
+  std::lock_guard<std::mutex> lock(call_mutex_);
+  throw_if_error(group->vacate(plan));
+}
+
+c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedReduce& call) {
+  std::shared_ptr<Group> group = required_group("reduce");
+  std::lock_guard<std::mutex> lock(call_mutex_);
+  const std::string place = where("reduce of plan " + std::to_string(call.plan));
+  auto found = plans_.find(call.plan);
+  TORCH_CHECK(found != plans_.end(), "tide: ", place, ": there is no such plan");
+  const std::vector<Parameter>& parameters = found->second;
+  const size_t count = call.parameters.size();
+  TORCH_CHECK(call.gradients.size() == count, "tide: ", place, ": wanted one gradient per parameter, got ",
+              call.gradients.size(), " for ", count);
+
+  // The flat output follows the caller's order, the engine wants ascending parameters.
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&call](size_t a, size_t b) { return call.parameters[a] < call.parameters[b]; });
+  std::vector<int64_t> offsets(count);
+  int64_t wanted = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const int p = call.parameters[i];
+    TORCH_CHECK(p >= 0 && p < static_cast<int>(parameters.size()), "tide: ", place, ": parameter ", p,
+                " is not one of the plan's ", parameters.size());
+    offsets[i] = wanted;
+    wanted += parameters[p].shard_numel;
+  }
+  const TensorView flat = view_of(call.output, true);
+  const Status flat_right = check_tensor(place, "the flat output", flat, flat.dtype, wanted);
+  TORCH_CHECK(flat_right.is_ok(), "tide: ", flat_right.message());
+
+  ReduceCall reduce;
+  reduce.plan = call.plan;
+  reduce.output_dtype = flat.dtype;
+  reduce.slot_reuse = call.slot_reuse;
+  reduce.options.scale = call.scale;
+  TORCH_CHECK(call.op == "sum" || call.op == "min" || call.op == "max", "tide: ", place,
+              ": op must be sum, min or max, got ", call.op);
+  if (call.op != "sum") reduce.options.op = call.op == "min" ? ReduceOp::kMin : ReduceOp::kMax;
+  for (size_t i : order) {
+    const Parameter& parameter = parameters[call.parameters[i]];
+    const TensorView gradient = view_of(call.gradients[i], false);
+    const Status right = check_tensor(place, "the gradient of '" + parameter.name + "'", gradient, gradient.dtype,
+                                      parameter.unsharded_numel);
+    TORCH_CHECK(right.is_ok(), "tide: ", right.message());
+    reduce.parameters.push_back(call.parameters[i]);
+    reduce.gradient_dtypes.push_back(gradient.dtype);
+    reduce.gradients.push_back(gradient.data);
+    reduce.outputs.push_back(flat.data == nullptr ? nullptr
+                                                  : static_cast<char*>(flat.data) +
+                                                        offsets[i] * dtype_bytes(flat.dtype));
+  }
+  Result<std::shared_ptr<Operation>> started = group->reduce(reduce);
+  throw_if_error(started.status());
+  WorkTide::Call work = work_call(started.value(), c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED);
+  work.inputs = call.gradients;
+  work.outputs = {call.output};
+  return c10::make_intrusive<ReduceWork>(std::move(work));
+}
+
+std::map<std::string, int64_t> ProcessGroupTide::counters() const {
+  GroupCounters counters;
+  if (std::shared_ptr<Group> group = engine_.group_if_made()) counters = group->counters();
+  return {{"operations", static_cast<int64_t>(counters.operations)},
+          {"bytes_pushed", static_cast<int64_t>(counters.bytes_pushed)},
+          {"bytes_copied", static_cast<int64_t>(counters.bytes_copied)},
+          {"bytes_summed", static_cast<int64_t>(counters.bytes_summed)},
+          {"arena_bytes", counters.arena_bytes}};
+}
+
+std::string ProcessGroupTide::flight_record() const {
+  std::shared_ptr<Group> group = engine_.group_if_made();
+  return group ? group->flight_record() : "[]";
+}
+
+}  // namespace tide

@@ -1,0 +1,36 @@
+// A c10d store as the engine's KeyValueStore. Waits in slices, so that Ctrl-C ends them.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "transports/fabric.h"
+
+namespace tide {
+
+class StoreAdapter : public KeyValueStore {
+ public:
+  // Uses a clone of the store, made at the first use. `check_signals` throws to interrupt.
+  StoreAdapter(const c10::intrusive_ptr<c10d::Store>& store, std::function<void()> check_signals);
+
+  Status set(const std::string& key, const std::string& value) override;
+  Result<std::string> get(const std::string& key, Deadline deadline) override;
+
+  // What check_signals threw during a get() that then returned an error; null without one.
+  std::exception_ptr interruption() const { return interruption_; }
+
+ private:
+  c10d::Store& clone();
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  std::once_flag cloned_;
+  c10::intrusive_ptr<c10d::Store> clone_;
+  const std::function<void()> check_signals_;
+  std::exception_ptr interruption_;
+};
+
+}  // namespace tide

@@ -1,0 +1,73 @@
+#include "backend/c10d/work_tide.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "backend/c10d/errors.h"
+
+namespace tide {
+namespace {
+
+constexpr std::chrono::milliseconds kSignalInterval{100};
+
+uint64_t next_completion_key() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+}  // namespace
+
+WorkTide::WorkTide(Call call)
+    : c10d::Work(call.rank, call.type), call_(std::move(call)), completion_key_(next_completion_key()) {
+  call_.operation->on_done([outputs = call_.outputs, inputs = call_.inputs](const Status&) {});
+}
+
+bool WorkTide::isSuccess() const { return call_.operation->is_done() && call_.operation->status().is_ok(); }
+
+std::exception_ptr WorkTide::exception() const {
+  const Status status = call_.operation->status();
+  return status.is_ok() ? nullptr : dist_backend_error(status);
+}
+
+bool WorkTide::wait(std::chrono::milliseconds timeout) {
+  const bool bounded = timeout > kNoTimeout;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  Operation& operation = *call_.operation;
+  while (true) {
+    std::chrono::milliseconds slice = kSignalInterval;
+    if (bounded) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      slice = std::max(std::chrono::milliseconds(0), std::min(slice, left));
+    }
+    const Status status = operation.wait(slice);
+    if (operation.is_done()) {
+      throw_if_error(operation.status());
+      return true;
+    }
+    if (bounded && std::chrono::steady_clock::now() >= deadline) throw_if_error(status);
+    if (call_.check_signals) call_.check_signals();
+  }
+}
+
+void WorkTide::wait_read() { throw_if_error(call_.operation->wait_read()); }
+
+void WorkTide::abort() {
+  TORCH_CHECK(false, "one operation of a tide group cannot be aborted alone; abort the process group");
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkTide::getFuture() {
+  std::lock_guard<std::mutex> lock(future_mutex_);
+  if (future_) return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  call_.operation->on_done([future = future_, outputs = call_.outputs](const Status& status) {
+    if (status.is_ok()) {
+      future->markCompleted(c10::IValue(outputs));
+    } else {
+      future->setError(dist_backend_error(status));
+    }
+  });
+  return future_;
+}
+
+}  // namespace tide

@@ -1,0 +1,74 @@
+// One of tide's own collectives as c10d sees it.
+//
+// Holds the tensors until the operation is done, also when the Work is dropped before. Waits release nothing themselves
+// (c10d's bindings call without the GIL), and look for signals every 100 ms. Futures complete on the engine's completion
+// thread, which never takes the GIL by itself; a Python callback of the future takes it for itself.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "backend/engine/operation.h"
+
+namespace tide {
+
+class WorkTide : public c10d::Work {
+ public:
+  struct Call {
+    std::shared_ptr<Operation> operation;
+    c10d::OpType type = c10d::OpType::UNKNOWN;
+    int rank = 0;
+    uint64_t sequence = 0;
+    std::vector<at::Tensor> outputs;      // result() and the future's value
+    std::vector<at::Tensor> inputs;
+    std::chrono::milliseconds timeout{0};
+    std::function<void()> check_signals;  // throws to interrupt a wait
+  };
+
+  explicit WorkTide(Call call);
+
+  bool isCompleted() override { return call_.operation->is_done(); }
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override { return call_.outputs; }
+  // CPU work is complete after wait(); there is no stream to order.
+  void synchronize() override { wait(kNoTimeout); }
+  // Throws DistBackendError when the operation failed, or is not done after `timeout` (it goes on then).
+  bool wait(std::chrono::milliseconds timeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return call_.sequence; }
+  std::chrono::milliseconds getTimeout() const override { return call_.timeout; }
+#if TIDE_TORCH_MINOR >= 15
+  uint64_t getCompletionKey() const override { return completion_key_; }
+#endif
+
+  // Until the inputs have been read; they may be freed or overwritten then.
+  void wait_read();
+
+ private:
+  Call call_;
+  const uint64_t completion_key_;  // never reused in this process
+  std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// A gather of a planned group: which slot its parameters live in.
+class GatherWork : public WorkTide {
+ public:
+  GatherWork(Call call, int slot) : WorkTide(std::move(call)), slot(slot) {}
+  const int slot;
+};
+
+// A reduce of a planned group.
+class ReduceWork : public WorkTide {
+ public:
+  using WorkTide::WorkTide;
+};
+
+}  // namespace tide
