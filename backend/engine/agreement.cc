@@ -6,9 +6,6 @@
 namespace tide {
 namespace {
 
-bool is_reduce(CallKind kind) { return kind == CallKind::kReduce || kind == CallKind::kReduceList; }
-bool is_list(CallKind kind) { return kind == CallKind::kGatherList || kind == CallKind::kReduceList; }
-
 std::string options_text(const CallRecord& record) {
   static const char* const kNames[] = {"sum", "min", "max"};
   const uint64_t op = record.options & 255;
@@ -42,6 +39,11 @@ void Agreement::add_plan(std::string name) {
 
 std::string Agreement::describe(const CallRecord& record) const {
   std::string text = call_kind_name(record.kind);
+  if (record.kind == CallKind::kAreas) {
+    CallRecord cause = record;
+    cause.kind = record.cause == CallKind::kAreas ? CallKind::kGather : record.cause;
+    return describe(cause) + ", which makes an area";
+  }
   if (record.kind == CallKind::kGather || record.kind == CallKind::kReduce) {
     std::lock_guard<std::mutex> lock(mutex_);
     const bool known = record.plan >= 0 && record.plan < static_cast<int>(plans_.size());
@@ -56,27 +58,41 @@ std::string Agreement::describe(const CallRecord& record) const {
 }
 
 Agreement::Answer Agreement::compare(const CallRecord& own, int rank, bool arrived, const GroupLayout* layout) const {
-  const std::string head = "group '" + group_ + "', rank " + std::to_string(control_->rank()) +
-                           ": ranks disagree about call " + std::to_string(own.sequence) + ": ";
+  const auto head_of = [&](uint64_t sequence) {
+    return "group '" + group_ + "', rank " + std::to_string(control_->rank()) + ": ranks disagree about call " +
+           std::to_string(sequence) + ": ";
+  };
   CallRecord other;
   const ControlPage::Found found = control_->read(rank, own.sequence, &other);
   if (found != ControlPage::Found::kYes) {
     if (!arrived) return {};
+    // The signal belongs to another call: the last one that both have made may already differ.
+    const uint64_t calls = control_->calls(rank);
+    CallRecord own_last, other_last;
+    if (calls > 0 && calls <= own.sequence &&
+        control_->read(control_->rank(), calls - 1, &own_last) == ControlPage::Found::kYes &&
+        control_->read(rank, calls - 1, &other_last) == ControlPage::Found::kYes) {
+      bool needs_table = false;
+      const std::string text = difference(own_last, other_last, rank, nullptr, &needs_table);
+      if (!text.empty()) {
+        return {Status(ErrorKind::kInvalidUse, head_of(calls - 1) + text), false};
+      }
+    }
     return {Status(ErrorKind::kInvalidUse,
-                   head + "this rank is in " + describe(own) + ", but rank " + std::to_string(rank) +
+                   head_of(own.sequence) + "this rank is in " + describe(own) + ", but rank " + std::to_string(rank) +
                        ", whose signal came, has made " + std::to_string(control_->calls(rank)) + " calls"),
             false};
   }
   Answer answer;
   const std::string text = difference(own, other, rank, layout, &answer.needs_table);
-  if (!text.empty()) answer.status = Status(ErrorKind::kInvalidUse, head + text);
+  if (!text.empty()) answer.status = Status(ErrorKind::kInvalidUse, head_of(own.sequence) + text);
   return answer;
 }
 
 std::string Agreement::difference(const CallRecord& own, const CallRecord& other, int rank, const GroupLayout* layout,
                                   bool* needs_table) const {
   const std::string who = "rank " + std::to_string(rank);
-  if (other.kind != own.kind || other.plan != own.plan) {
+  if (other.kind != own.kind || other.plan != own.plan || other.cause != own.cause) {
     return who + " is in " + describe(other) + ", this rank in " + describe(own) +
            "; every rank must make the same calls in the same order";
   }
@@ -103,8 +119,9 @@ std::string Agreement::difference(const CallRecord& own, const CallRecord& other
 
 std::string Agreement::tensor_difference(const CallRecord& own, int rank, const GroupLayout* layout,
                                          bool* needs_table) const {
-  if (!is_list(own.kind) && !is_reduce(own.kind)) return "";
-  const Direction direction = is_reduce(own.kind) ? Direction::kReduce : Direction::kGather;
+  const CallKind kind = own.kind == CallKind::kAreas ? own.cause : own.kind;
+  if (!is_list(kind) && !is_reduce(kind)) return "";
+  const Direction direction = is_reduce(kind) ? Direction::kReduce : Direction::kGather;
   if (!control_->has_table(control_->rank(), direction, own.sequence)) return "";
   if (!control_->has_table(rank, direction, own.sequence)) {
     *needs_table = true;
@@ -120,7 +137,7 @@ std::string Agreement::tensor_difference(const CallRecord& own, int rank, const 
       const bool known = layout != nullptr && tensor.parameter < layout->size();
       return known ? "'" + layout->parameter(tensor.parameter).name + "'" : std::to_string(tensor.parameter);
     };
-    return "parameter " + std::to_string(i) + " of " + describe(own) + " is the first that differs: rank " +
+    return "parameter " + std::to_string(i) + " is the first that differs in " + describe(own) + ": rank " +
            std::to_string(rank) + " has " + name(theirs) + " (" + tensor_text(theirs) + "), this rank " + name(ours) +
            " (" + tensor_text(ours) + ")";
   }

@@ -33,7 +33,7 @@ const char* call_kind_name(CallKind kind) {
     case CallKind::kGatherList: return "gather_list";
     case CallKind::kReduceList: return "reduce_list";
     case CallKind::kAllocate: return "allocate";
-    case CallKind::kAreas: return "creation of areas";
+    case CallKind::kAreas: return "making of areas";
     case CallKind::kPlan: return "plan";
   }
   return "call";
@@ -69,7 +69,8 @@ void ControlPage::publish(const CallRecord& record) {
   Word* words = this->words(rank_, record_words(record.sequence));
   words[0].store(0, std::memory_order_relaxed);
   // Pairs with the acquire loads of words[1..] in read(): who sees a new field also sees that the sequence is gone.
-  words[1].store(static_cast<uint64_t>(record.kind) | static_cast<uint64_t>(record.refusal) << 8, std::memory_order_release);
+  words[1].store(static_cast<uint64_t>(record.kind) | static_cast<uint64_t>(record.refusal) << 8 |
+                     static_cast<uint64_t>(record.cause) << 16, std::memory_order_release);
   words[2].store(static_cast<uint64_t>(static_cast<int64_t>(record.plan)), std::memory_order_release);
   words[3].store(static_cast<uint64_t>(static_cast<int64_t>(record.slot)), std::memory_order_release);
   words[4].store(record.program_hash, std::memory_order_release);
@@ -93,6 +94,7 @@ ControlPage::Found ControlPage::read(int rank, uint64_t sequence, CallRecord* re
   if (words[0].load(std::memory_order_relaxed) != before) return Found::kOverwritten;
   record->sequence = sequence;
   record->kind = static_cast<CallKind>(values[1] & 255);
+  record->cause = static_cast<CallKind>(values[1] >> 16 & 255);
   record->refusal = static_cast<Refusal>(values[1] >> 8 & 255);
   record->plan = static_cast<int>(static_cast<int64_t>(values[2]));
   record->slot = static_cast<int>(static_cast<int64_t>(values[3]));

@@ -24,6 +24,8 @@ namespace tide {
 
 enum class CallKind : uint8_t { kGather, kReduce, kGatherList, kReduceList, kAllocate, kAreas, kPlan };
 const char* call_kind_name(CallKind kind);
+inline bool is_reduce(CallKind kind) { return kind == CallKind::kReduce || kind == CallKind::kReduceList; }
+inline bool is_list(CallKind kind) { return kind == CallKind::kGatherList || kind == CallKind::kReduceList; }
 
 // Counter after the program's, the same kind of word.
 inline constexpr int kMeetCounter = kCounterCount;          // "I am in this collective call of the calling thread"
@@ -42,6 +44,7 @@ struct CallRecord {
   CallKind kind = CallKind::kGather;
   int plan = -1;
   int slot = -1;
+  CallKind cause = CallKind::kGather;  // creation of areas: the call that needs them
   Refusal refusal = Refusal::kNone;
   uint64_t program_hash = 0;
   uint64_t layout_hash = 0;      // lists: of the layout; reduces: of subset and dtypes

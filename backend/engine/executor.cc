@@ -385,8 +385,8 @@ Status Executor::explain(const Status& status, int counter, int from, uint32_t v
   return Status(status.kind(), std::move(text));
 }
 
-Status Executor::meet(const CallRecord& record, uint32_t value) {
-  begin({&record, nullptr, nullptr});
+Status Executor::meet(const CallRecord& record, uint32_t value, const GroupLayout* layout) {
+  begin({&record, nullptr, layout});
   TIDE_RETURN_IF_ERROR(context_->failure.status());
   TIDE_RETURN_IF_ERROR(signal(kCallerQueue, kMeetCounter, kAllPeers, value));
   for (int k = 1; k < context_->ranks(); ++k) {

@@ -18,8 +18,9 @@ class Executor {
   // All of the operation's steps that belong to `lane`, in list order, after the operations that it depends on.
   Status run(OperationState& operation, Lane lane);
 
-  // A meeting of the calling threads: all ranks have published an equal record. `value` counts meetings.
-  Status meet(const CallRecord& record, uint32_t value);
+  // A meeting of the calling threads: all ranks have published an equal record. `value` counts meetings; `layout` may be
+  // null.
+  Status meet(const CallRecord& record, uint32_t value, const GroupLayout* layout);
 
  private:
   // What is waited for, and by which call.

@@ -94,12 +94,16 @@ std::shared_ptr<OperationState> GroupImpl::start(CallRecord record, std::string 
   return operation;
 }
 
-Status GroupImpl::meet(CallRecord record) {
+Status GroupImpl::meet(CallRecord record, const Binding* call) {
   Result<uint64_t> sequence = next_sequence();
   if (!sequence.is_ok()) return sequence.status();
   record.sequence = sequence.value();
+  if (call != nullptr) {
+    const Direction direction = is_reduce(record.cause) ? Direction::kReduce : Direction::kGather;
+    context_.control->publish_table(direction, record.sequence, call->descriptors, {});
+  }
   context_.control->publish(record);
-  const Status met = caller_.meet(record, ++meetings_);
+  const Status met = caller_.meet(record, ++meetings_, call == nullptr ? nullptr : call->layout.get());
   if (!met.is_ok()) {
     context_.break_group(met, true);
     return context_.failure.status();
@@ -114,16 +118,15 @@ Status GroupImpl::meet(CallRecord record) {
   return Status::ok();
 }
 
-Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(CallKind kind, int64_t bytes) {
-  CallRecord record;
-  record.kind = kind;
-  record.bytes = static_cast<uint64_t>(bytes);
+Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(const CallRecord& wanted, int64_t bytes,
+                                                                const Binding* call) {
+  CallRecord record = wanted;
   if (options_.arena_limit_bytes > 0 && process_arena_bytes() + bytes > options_.arena_limit_bytes) {
     record.refusal = Refusal::kArenaLimit;
-  } else if (kind == CallKind::kAllocate && !context_.allocations->full().empty()) {
+  } else if (record.kind == CallKind::kAllocate && !context_.allocations->full().empty()) {
     record.refusal = Refusal::kAllocations;
   }
-  TIDE_RETURN_IF_ERROR(meet(record));
+  TIDE_RETURN_IF_ERROR(meet(record, call));
   Result<std::shared_ptr<ArenaMemory>> memory =
       ArenaMemory::create(context_.fabric(), bytes, deadline(), arena_bytes_);
   if (memory.is_ok()) return memory;
@@ -137,9 +140,13 @@ Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(CallKind kind, i
   return Status(ErrorKind::kUnsupported, reason.message());
 }
 
-Status GroupImpl::ensure_area(ArenaRange* area, int64_t bytes) {
+Status GroupImpl::ensure_area(const CallRecord& cause, const Binding& call, ArenaRange* area, int64_t bytes) {
   if (area->memory) return Status::ok();
-  Result<std::shared_ptr<ArenaMemory>> memory = meet_and_create(CallKind::kAreas, bytes);
+  TIDE_RETURN_IF_ERROR(drain());
+  CallRecord record = cause;
+  record.kind = CallKind::kAreas;
+  record.cause = cause.kind;
+  Result<std::shared_ptr<ArenaMemory>> memory = meet_and_create(record, bytes, &call);
   if (!memory.is_ok()) return memory.status();
   *area = {memory.value(), 0, bytes};
   return Status::ok();
@@ -153,7 +160,10 @@ Result<std::shared_ptr<void>> GroupImpl::allocate(int64_t bytes) {
   TIDE_RETURN_IF_ERROR(usable());
   if (bytes <= 0) return invalid("allocate wants at least one byte, got " + std::to_string(bytes));
   context_.allocations->sweep();
-  Result<std::shared_ptr<ArenaMemory>> memory = meet_and_create(CallKind::kAllocate, bytes);
+  CallRecord record;
+  record.kind = CallKind::kAllocate;
+  record.bytes = static_cast<uint64_t>(bytes);
+  Result<std::shared_ptr<ArenaMemory>> memory = meet_and_create(record, bytes, nullptr);
   if (!memory.is_ok()) return memory.status();
   return context_.allocations->add(memory.value());
 }
@@ -186,6 +196,9 @@ void GroupImpl::close() {
   }
   lanes_.stop();
   completion_->stop();
+  // A goodbye alone would leave a peer that has not heard of the failure with "rank closed the group".
+  const Status failed = context_.failure.status();
+  if (!failed.is_ok()) context_.fabric().fail(failed);
   context_.fabric().close();
   if (context_.allocations) context_.allocations->clear();
   slots_.clear();

@@ -191,30 +191,13 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   Binding binding;
   binding.layout = plan.layout;
   binding.program = programs_.reduce(layout, options);
-  if (binding.program->areas > 0 && !leased) TIDE_RETURN_IF_ERROR(ensure_area(&staging_, staging_area_bytes()));
-  Result<uint64_t> sequence = next_sequence();
-  if (!sequence.is_ok()) return sequence.status();
-  advance(*binding.program, &binding);
-  binding.staging = leased ? slot->range : staging_;
-  binding.gradients.assign(static_cast<size_t>(layout.size()), nullptr);
-  binding.gradient_dtypes.assign(static_cast<size_t>(layout.size()), DType::kBytes);
-  binding.outputs.assign(static_cast<size_t>(layout.size()), nullptr);
-  binding.output_dtype = call.output_dtype;
-  binding.options = call.options;
   uint64_t hash = hash_combine(kHashSeed, call.parameters.size());
   for (size_t i = 0; i < call.parameters.size(); ++i) {
-    const int p = call.parameters[i];
-    binding.gradients[p] = call.gradients[i];
-    binding.gradient_dtypes[p] = call.gradient_dtypes[i];
-    binding.outputs[p] = call.outputs[i];
-    binding.descriptors.push_back(describe_tensor(layout, p, call.gradient_dtypes[i]));
-    hash = hash_combine(hash, static_cast<uint64_t>(p) * 256 + static_cast<uint64_t>(call.gradient_dtypes[i]));
+    hash = hash_combine(hash, static_cast<uint64_t>(call.parameters[i]) * 256 +
+                                  static_cast<uint64_t>(call.gradient_dtypes[i]));
+    binding.descriptors.push_back(describe_tensor(layout, call.parameters[i], call.gradient_dtypes[i]));
   }
-  if (moves) move_gradients(call, plan, *slot, &binding);
-  if (leased || moves) binding.after = slot->users;
-
   CallRecord record;
-  record.sequence = sequence.value();
   record.kind = CallKind::kReduce;
   record.plan = call.plan;
   record.slot = leased || moves ? plan.vacated_slot : -1;
@@ -223,6 +206,27 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   set_options(call.options, call.output_dtype, call.slot_reuse, &record);
   record.tensors = call.parameters.size();
   record.bytes = static_cast<uint64_t>(gradient_bytes);
+  if (binding.program->areas > 0 && !leased) {
+    TIDE_RETURN_IF_ERROR(ensure_area(record, binding, &staging_, staging_area_bytes()));
+  }
+  Result<uint64_t> sequence = next_sequence();
+  if (!sequence.is_ok()) return sequence.status();
+  record.sequence = sequence.value();
+  advance(*binding.program, &binding);
+  binding.staging = leased ? slot->range : staging_;
+  binding.gradients.assign(static_cast<size_t>(layout.size()), nullptr);
+  binding.gradient_dtypes.assign(static_cast<size_t>(layout.size()), DType::kBytes);
+  binding.outputs.assign(static_cast<size_t>(layout.size()), nullptr);
+  binding.output_dtype = call.output_dtype;
+  binding.options = call.options;
+  for (size_t i = 0; i < call.parameters.size(); ++i) {
+    const int p = call.parameters[i];
+    binding.gradients[p] = call.gradients[i];
+    binding.gradient_dtypes[p] = call.gradient_dtypes[i];
+    binding.outputs[p] = call.outputs[i];
+  }
+  if (moves) move_gradients(call, plan, *slot, &binding);
+  if (leased || moves) binding.after = slot->users;
   auto operation = start(record, "'" + plan.request.name + "'", std::move(binding), Lane::kReduce);
   if (leased || moves) {
     use_slot(*slot, operation);
@@ -271,32 +275,33 @@ Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const 
   }
   context_.allocations->sweep();
   Binding binding;
+  binding.layout = layout;
   GatherOptions options;
   options.destination = Space::kOutput;
   options.landing_slice_bytes = options_.landing_slice_bytes;
   binding.program = programs_.gather(*layout, options);
   options.bounced = true;
   binding.bounced = programs_.gather(*layout, options);
-  if (binding.bounced->areas > 0) TIDE_RETURN_IF_ERROR(ensure_area(&landing_, landing_area_bytes()));
-  Result<uint64_t> sequence = next_sequence();
-  if (!sequence.is_ok()) return sequence.status();
-  advance(*binding.program, &binding);
-  binding.layout = layout;
-  binding.landing = landing_;
-  binding.shards = inputs;
-  binding.outputs = outputs;
   for (int p = 0; p < layout->size(); ++p) {
     binding.descriptors.push_back(describe_tensor(*layout, p, layout->parameter(p).dtype));
   }
-  post_outputs(&binding);
-
   CallRecord record;
-  record.sequence = sequence.value();
   record.kind = CallKind::kGatherList;
   record.program_hash = binding.program->hash;
   record.layout_hash = layout->hash();
   record.tensors = static_cast<uint64_t>(layout->size());
   record.bytes = static_cast<uint64_t>(layout->shard_bytes());
+  if (binding.bounced->areas > 0) {
+    TIDE_RETURN_IF_ERROR(ensure_area(record, binding, &landing_, landing_area_bytes()));
+  }
+  Result<uint64_t> sequence = next_sequence();
+  if (!sequence.is_ok()) return sequence.status();
+  record.sequence = sequence.value();
+  advance(*binding.program, &binding);
+  binding.landing = landing_;
+  binding.shards = inputs;
+  binding.outputs = outputs;
+  post_outputs(&binding);
   return std::shared_ptr<Operation>(start(record, list_subject(*layout), std::move(binding), Lane::kGather));
 }
 
@@ -307,6 +312,7 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const 
   TIDE_RETURN_IF_ERROR(usable());
   TIDE_RETURN_IF_ERROR(check_list("reduce_list", *layout, inputs.size(), outputs.size()));
   Binding binding;
+  binding.layout = layout;
   ReduceOptions options;
   options.staging_slice_bytes = options_.staging_slice_bytes;
   for (int p = 0; p < layout->size(); ++p) {
@@ -316,26 +322,26 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const 
   }
   TIDE_RETURN_IF_ERROR(check_sum(options.dtypes, output_dtype, accumulate));
   binding.program = programs_.reduce(*layout, options);
-  if (binding.program->areas > 0) TIDE_RETURN_IF_ERROR(ensure_area(&staging_, staging_area_bytes()));
-  Result<uint64_t> sequence = next_sequence();
-  if (!sequence.is_ok()) return sequence.status();
-  advance(*binding.program, &binding);
-  binding.layout = layout;
-  binding.staging = staging_;
-  binding.gradients = inputs;
-  binding.gradient_dtypes = options.dtypes;
-  binding.outputs = outputs;
-  binding.output_dtype = output_dtype;
-  binding.options = accumulate;
-
   CallRecord record;
-  record.sequence = sequence.value();
   record.kind = CallKind::kReduceList;
   record.program_hash = binding.program->hash;
   record.layout_hash = layout->hash();
   set_options(accumulate, output_dtype, false, &record);
   record.tensors = static_cast<uint64_t>(layout->size());
   record.bytes = static_cast<uint64_t>(layout->shard_bytes());
+  if (binding.program->areas > 0) {
+    TIDE_RETURN_IF_ERROR(ensure_area(record, binding, &staging_, staging_area_bytes()));
+  }
+  Result<uint64_t> sequence = next_sequence();
+  if (!sequence.is_ok()) return sequence.status();
+  record.sequence = sequence.value();
+  advance(*binding.program, &binding);
+  binding.staging = staging_;
+  binding.gradients = inputs;
+  binding.gradient_dtypes = options.dtypes;
+  binding.outputs = outputs;
+  binding.output_dtype = output_dtype;
+  binding.options = accumulate;
   return std::shared_ptr<Operation>(start(record, list_subject(*layout), std::move(binding), Lane::kReduce));
 }
 

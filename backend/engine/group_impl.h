@@ -78,10 +78,13 @@ class GroupImpl final : public Group {
   // The call's place in the ring of records; waits for the call that had it before.
   Result<uint64_t> next_sequence();
   std::shared_ptr<OperationState> start(CallRecord record, std::string subject, Binding binding, Lane lane);
-  Status meet(CallRecord record);
+  // `call`: of a list or reduce that meets over its areas, published for messages; its lane must be idle.
+  Status meet(CallRecord record, const Binding* call);
   // Collective: a meeting, then a window. kUnsupported when a rank refuses; other errors broke the group.
-  Result<std::shared_ptr<ArenaMemory>> meet_and_create(CallKind kind, int64_t bytes);
-  Status ensure_area(ArenaRange* area, int64_t bytes);
+  Result<std::shared_ptr<ArenaMemory>> meet_and_create(const CallRecord& record, int64_t bytes,
+                                                       const Binding* call);
+  // Makes an area at the first call that needs it: `cause`, with its layout and descriptors bound.
+  Status ensure_area(const CallRecord& cause, const Binding& call, ArenaRange* area, int64_t bytes);
   int64_t staging_area_bytes() const;
   int64_t landing_area_bytes() const;
 
