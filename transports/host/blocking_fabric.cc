@@ -53,6 +53,15 @@ BlockingFabric::BlockingFabric(int rank, int size, std::string kind, std::string
       window_map_(std::make_shared<WindowMap>()),
       peers_(static_cast<size_t>(size)) {}
 
+void BlockingFabric::set_doorbells(std::shared_ptr<Window> window) {
+  doorbells_ = std::move(window);
+  own_doorbells_.store(&doorbells_of(rank_), std::memory_order_release);
+}
+
+DoorbellPage& BlockingFabric::doorbells_of(int rank) const {
+  return *static_cast<DoorbellPage*>(doorbells_->peer(rank));
+}
+
 Status BlockingFabric::copy(int, const CopyBlock* blocks, int count) {
   TIDE_RETURN_IF_ERROR(usable());
   for (int i = 0; i < count; ++i) copy_block(blocks[i]);
@@ -134,7 +143,7 @@ void BlockingFabric::on_peer_failure(std::function<void(int rank, const Status& 
 }
 
 void BlockingFabric::wake_all() {
-  if (doorbells_) ring_all(doorbells_of(rank_));
+  if (DoorbellPage* page = own_doorbells_.load(std::memory_order_acquire)) ring_all(*page);
 }
 
 void BlockingFabric::mark_left(int rank) {

@@ -47,7 +47,7 @@ class BlockingFabric : public Fabric {
   virtual void poke_service() = 0;
 
   // One page per rank; before any signal or wait. The window holds them mapped.
-  void set_doorbells(std::shared_ptr<Window> window) { doorbells_ = std::move(window); }
+  void set_doorbells(std::shared_ptr<Window> window);
   const std::string& label() const { return label_; }
   const std::shared_ptr<WindowMap>& window_map() const { return window_map_; }
 
@@ -66,9 +66,7 @@ class BlockingFabric : public Fabric {
     bool to_report = false;  // lost, and the listener has not heard of it
   };
 
-  DoorbellPage& doorbells_of(int rank) const {
-    return *static_cast<DoorbellPage*>(doorbells_->peer(rank));
-  }
+  DoorbellPage& doorbells_of(int rank) const;
 
   const int rank_;
   const int size_;
@@ -76,6 +74,7 @@ class BlockingFabric : public Fabric {
   const std::string label_;
   const std::shared_ptr<WindowMap> window_map_;
   std::shared_ptr<Window> doorbells_;
+  std::atomic<DoorbellPage*> own_doorbells_{nullptr};  // news may come before the window
 
   mutable std::mutex mutex_;  // peers_, listener_
   std::vector<Peer> peers_;
