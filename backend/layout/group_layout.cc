@@ -2,11 +2,11 @@
 //
 //   shard order on a rank   p0 p0 | p1 | p2 p2 p2           shard_offset = 0, 2, 3, 6
 //   places                  p0: r0 r0 r1 r1 r2 r2 r3 r3     rank 1's run of p0 starts at 2
-//                           p1: r0 r1 r2 r3                 rank 1's run of p1 at 1, so 2 * 4 + 1 = 9 over all parameters
+//                           p1: r0 r1 r2 r3                 rank 1's run of p1 at 1: 9 over all
 //                           p2: r0 r0 r0 r1 r1 r1 ...
 //
-// Dimension 1, a parameter of 2 rows and 4 columns on 2 ranks: rows = 2, row_numel = 2, row j of rank r starts at
-// j * 4 + r * 2: rank 1 owns elements 2 3 and 6 7.
+// Dimension 1, a parameter of 2 rows and 4 columns on 2 ranks: rows = 2, row_numel = 2, row j of
+// rank r starts at j * 4 + r * 2: rank 1 owns elements 2 3 and 6 7.
 #include "backend/layout/group_layout.h"
 
 #include <algorithm>
@@ -20,7 +20,9 @@ namespace {
 constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
 
 // a * b and a + b of numbers that are not negative; false when the result needs more than 63 bits.
-bool multiply(int64_t a, int64_t b, int64_t* product) { return !__builtin_mul_overflow(a, b, product); }
+bool multiply(int64_t a, int64_t b, int64_t* product) {
+  return !__builtin_mul_overflow(a, b, product);
+}
 bool add(int64_t a, int64_t b, int64_t* sum) { return !__builtin_add_overflow(a, b, sum); }
 
 bool align_up(int64_t bytes, int64_t* aligned) {
@@ -40,7 +42,8 @@ int64_t widest_bytes(const Parameter& parameter) {
 
 std::string check_parameter(const Parameter& parameter, const std::string& name, int ranks) {
   const auto number = [](int64_t value) { return std::to_string(value); };
-  if (parameter.shard_numel < 0) return name + ": shard_numel must be >= 0, got " + number(parameter.shard_numel);
+  if (parameter.shard_numel < 0)
+    return name + ": shard_numel must be >= 0, got " + number(parameter.shard_numel);
   if (parameter.unsharded_numel < 0) {
     return name + ": unsharded_numel must be >= 0, got " + number(parameter.unsharded_numel);
   }
@@ -55,12 +58,13 @@ std::string check_parameter(const Parameter& parameter, const std::string& name,
            " elements are too many for 63 bits";
   }
   if (parameter.unsharded_numel > padded_numel) {
-    return name + ": unsharded_numel must be at most ranks * shard_numel = " + number(padded_numel) + ", got " +
-           number(parameter.unsharded_numel);
+    return name +
+           ": unsharded_numel must be at most ranks * shard_numel = " + number(padded_numel) +
+           ", got " + number(parameter.unsharded_numel);
   }
   if (parameter.rows > 1 && parameter.unsharded_numel != padded_numel) {
-    return name + ": a parameter of several rows cannot be padded, wanted unsharded_numel = " + number(padded_numel) +
-           ", got " + number(parameter.unsharded_numel);
+    return name + ": a parameter of several rows cannot be padded, wanted unsharded_numel = " +
+           number(padded_numel) + ", got " + number(parameter.unsharded_numel);
   }
   return "";
 }
@@ -69,7 +73,8 @@ std::string check_parameter(const Parameter& parameter, const std::string& name,
 
 std::string GroupLayout::check(const std::vector<Parameter>& parameters, int ranks) {
   if (ranks < 1) return "ranks must be >= 1, got " + std::to_string(ranks);
-  if (parameters.size() > static_cast<size_t>(std::numeric_limits<int>::max())) return "too many parameters";
+  if (parameters.size() > static_cast<size_t>(std::numeric_limits<int>::max()))
+    return "too many parameters";
   int64_t total_bytes = 0;
   for (size_t p = 0; p < parameters.size(); ++p) {
     const std::string refusal = check_parameter(parameters[p], named(parameters, p), ranks);

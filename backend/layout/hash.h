@@ -1,4 +1,5 @@
-// A small, stable hash: the same sequence of numbers gives the same value on every machine and in every build.
+// A small, stable hash: the same sequence of numbers gives the same value on every machine and in
+// every build.
 #pragma once
 
 #include <cstdint>

@@ -1,20 +1,25 @@
-// Proves sequences of programs: runs the programs of all ranks on symbolic memory and finds what could go wrong on real
-// memory in any timing.
+// Proves sequences of programs: runs the programs of all ranks on symbolic memory and finds what
+// could go wrong on real memory in any timing.
 //
 // What it proves of a sequence:
-//   - every element arrives exactly once, at its place; every sum has every rank's slice; nothing else is written;
-//   - nothing is read before it was written, nothing is overwritten before its readers were done (slots, staging and
-//     landing areas, gradients, outputs): shown by vector clocks (shadow_memory.h), so for every timing, not only
-//     for the one that ran;
-//   - counters only grow, each ends an operation at base + advance, and no two writers of one counter are unordered;
+//   - every element arrives exactly once, at its place; every sum has every rank's slice; nothing
+//   else is written;
+//   - nothing is read before it was written, nothing is overwritten before its readers were done
+//   (slots, staging and
+//     landing areas, gradients, outputs): shown by vector clocks (shadow_memory.h), so for every
+//     timing, not only for the one that ran;
+//   - counters only grow, each ends an operation at base + advance, and no two writers of one
+//   counter are unordered;
 //   - no deadlock, with a thread per queue and with all queues of a process merged into one FIFO.
 //
-// One schedule would do for correct programs: waits do not consume, so threads that meet only through growing counters
-// end in the same state in every order. The checker does not take that on faith: check_all() runs orders that starve
-// each queue and each process in turn, and random ones, and compares their canonical forms.
+// One schedule would do for correct programs: waits do not consume, so threads that meet only
+// through growing counters end in the same state in every order. The checker does not take that on
+// faith: check_all() runs orders that starve each queue and each process in turn, and random ones,
+// and compares their canonical forms.
 //
-// A sequence is what the processes do, the same script on each: issue operations, wait for them, use slots, write
-// gradients. It needs no torch and no memory of the real size: layouts of some hundred elements show every mistake.
+// A sequence is what the processes do, the same script on each: issue operations, wait for them,
+// use slots, write gradients. It needs no torch and no memory of the real size: layouts of some
+// hundred elements show every mistake.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +32,13 @@
 
 namespace tide {
 
-// "Starts, on every queue, once an earlier operation of the sequence has, on this process ...": what the engine adds
-// where a slot goes from one operation to the next.
+// "Starts, on every queue, once an earlier operation of the sequence has, on this process ...":
+// what the engine adds where a slot goes from one operation to the next.
 struct Dependency {
-  enum class Until : uint8_t { kSummed, kRead };  // ... ended its sum queue; ... read all its gradients
+  enum class Until : uint8_t {
+    kSummed,
+    kRead
+  };  // ... ended its sum queue; ... read all its gradients
   int operation = -1;
   Until until = Until::kSummed;
 };
@@ -39,13 +47,13 @@ struct CheckedOperation {
   int group = 0;
   std::shared_ptr<const GroupLayout> layout;
   std::vector<std::shared_ptr<const Program>> programs;  // by rank
-  std::vector<int> subset;               // reduce: parameters with gradients
-  std::vector<DType> gradient_dtypes;    // parallel to subset
-  int slot = -1;                         // gather to slots: its destination; leased reduce: its staging
-  int gradient_slot = -1;                // reduce whose gradients were moved into a slot; else -1
-  int shards = 0;                        // index of the shards' memory, per group
-  int gradients = 0;                     // index of the gradients' memory, per process
-  int outputs = 0;                       // index of the outputs' memory, per group
+  std::vector<int> subset;                               // reduce: parameters with gradients
+  std::vector<DType> gradient_dtypes;                    // parallel to subset
+  int slot = -1;           // gather to slots: its destination; leased reduce: its staging
+  int gradient_slot = -1;  // reduce whose gradients were moved into a slot; else -1
+  int shards = 0;          // index of the shards' memory, per group
+  int gradients = 0;       // index of the gradients' memory, per process
+  int outputs = 0;         // index of the outputs' memory, per group
   std::vector<Dependency> after;
 };
 
@@ -69,20 +77,22 @@ struct CheckedSequence {
   int processes = 1;
   std::vector<std::vector<int>> groups;  // process of each rank
   std::vector<CheckedOperation> operations;
-  std::vector<ScriptItem> script;        // the same on all processes; items of groups without it are skipped
+  std::vector<ScriptItem>
+      script;  // the same on all processes; items of groups without it are skipped
 };
 
 // The order in which the checker lets threads go on.
 struct Schedule {
   enum class Kind : uint8_t { kForward, kBackward, kStarveQueue, kStarveProcess, kRandom };
   Kind kind = Kind::kForward;
-  int which = 0;       // the starved queue or process; kRandom: the seed
-  bool fifo = false;   // all queues of a process are one
+  int which = 0;      // the starved queue or process; kRandom: the seed
+  bool fifo = false;  // all queues of a process are one
 };
 
 struct CheckReport {
-  std::string error;                  // empty: proven
-  uint64_t canonical = 0;             // of who wrote what, where, between which reads; the same in every schedule
+  std::string error;  // empty: proven
+  uint64_t canonical =
+      0;  // of who wrote what, where, between which reads; the same in every schedule
   std::vector<int64_t> pushed_bytes;  // by process: into other processes' memory
 
   bool is_ok() const { return error.empty(); }
@@ -93,7 +103,8 @@ CheckReport check(const CheckedSequence& sequence, const Schedule& schedule);
 // Both modes, each queue and process starved once, `random_orders` random orders of each mode.
 std::vector<Schedule> schedules_for(const CheckedSequence& sequence, int random_orders);
 
-// The first failing report, or that of the first schedule once all agree on canonical form and bytes.
+// The first failing report, or that of the first schedule once all agree on canonical form and
+// bytes.
 CheckReport check_all(const CheckedSequence& sequence, int random_orders);
 
 }  // namespace tide

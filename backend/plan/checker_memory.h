@@ -1,5 +1,5 @@
-// Where the steps of checked programs read and write: turns (operation, process, space, piece) into ranges of shadow
-// memory, and knows what every range must hold. Internal to the checker.
+// Where the steps of checked programs read and write: turns (operation, process, space, piece) into
+// ranges of shadow memory, and knows what every range must hold. Internal to the checker.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,8 @@ namespace tide {
 class CheckerMemory {
  public:
   explicit CheckerMemory(const CheckedSequence& sequence);
+
+  void name_threads(std::vector<std::string> names) { shadow_.name_threads(std::move(names)); }
 
   // Runs one copy, cast or accumulate of `rank`. Empty string, or what is wrong.
   std::string run(const Actor& actor, int operation, int rank, const Step& step);
@@ -53,18 +55,20 @@ class CheckerMemory {
     Block block;
   };
 
-  // Where parameters lie in the memories of one operation, and what it must move; the same on all ranks.
+  // Where parameters lie in the memories of one operation, and what it must move; the same on all
+  // ranks.
   struct Binding {
-    std::vector<int64_t> element_bytes;     // in flight, by parameter; 0: does not take part
-    std::vector<int64_t> shard_offsets;     // of resident shards
-    std::vector<int64_t> gradient_offsets;  // of unsharded parameters outside slots: gradients, gathered outputs
-    std::vector<int64_t> summed_offsets;    // of a reduce's shards
+    std::vector<int64_t> element_bytes;  // in flight, by parameter; 0: does not take part
+    std::vector<int64_t> shard_offsets;  // of resident shards
+    std::vector<int64_t>
+        gradient_offsets;  // of unsharded parameters outside slots: gradients, gathered outputs
+    std::vector<int64_t> summed_offsets;  // of a reduce's shards
     int64_t shards_bytes = 0;
     int64_t gradients_bytes = 0;
     int64_t summed_bytes = 0;
-    int64_t unsharded_bytes = 0;            // without alignment and padding
+    int64_t unsharded_bytes = 0;  // without alignment and padding
     int64_t result_bytes = 0;
-    int shard_version = 0;                  // updates of its shards before it was issued
+    int shard_version = 0;  // updates of its shards before it was issued
   };
 
   static Binding bind(const CheckedOperation& operation);
@@ -84,7 +88,8 @@ class CheckerMemory {
   bool is_reduce(int index) const;
 
   Place place(const Run& run, Space space, int rank) const;
-  Place unsharded_place(int operation, int rank, int parameter) const;  // its first byte: slot, output or gradient
+  Place unsharded_place(int operation, int rank,
+                        int parameter) const;  // its first byte: slot, output or gradient
   std::string run_piece(const Actor& actor, Run run, int rank);
   std::string copy_block(const Actor& actor, const Run& run, int rank, int target_rank);
   std::string cast_block(const Actor& actor, const Run& run, int rank);
@@ -92,24 +97,30 @@ class CheckerMemory {
   std::string zero_padding(const Actor& actor, const Run& run, int rank);
 
   // What stands at the first byte of ... ; every further cell holds one more.
-  uint64_t shard_content(int operation, int rank, int parameter, int version) const;  // the resident shard
-  uint64_t gathered_content(int operation, int rank, int parameter) const;  // the shard in the communication dtype
-  uint64_t gradient_content(int operation, int rank, int parameter) const;  // the unsharded gradient
-  uint64_t summed_content(int operation, int rank, int parameter) const;    // the summed shard
-  uint64_t padding_content(int operation, int rank, int parameter) const;   // the zeros behind it
+  uint64_t shard_content(int operation, int rank, int parameter,
+                         int version) const;  // the resident shard
+  uint64_t gathered_content(int operation, int rank,
+                            int parameter) const;  // the shard in the communication dtype
+  uint64_t gradient_content(int operation, int rank,
+                            int parameter) const;                          // the unsharded gradient
+  uint64_t summed_content(int operation, int rank, int parameter) const;   // the summed shard
+  uint64_t padding_content(int operation, int rank, int parameter) const;  // the zeros behind it
   uint64_t cells(int64_t bytes) const { return static_cast<uint64_t>(bytes / granule_); }
 
   struct Amount {
     int64_t result_bytes = 0;    // written to slots, outputs or summed shards
     int64_t gradient_bytes = 0;  // read by pushes and sums
+    int64_t arrived_bytes = 0;   // pushed here by other ranks
   };
 
+  int64_t wanted_arrivals(int operation, int rank) const;
+
   const CheckedSequence& sequence_;
-  std::vector<Binding> bindings_;              // by operation
+  std::vector<Binding> bindings_;  // by operation
   int64_t granule_;
   ShadowMemory shadow_;
   std::map<Key, int> regions_;
-  std::vector<std::vector<Amount>> amounts_;   // by operation and rank
+  std::vector<std::vector<Amount>> amounts_;  // by operation and rank
   std::vector<int64_t> pushed_bytes_;
 };
 

@@ -9,8 +9,8 @@ int SequenceBuilder::add_group(std::vector<int> members) {
   return static_cast<int>(sequence_.groups.size()) - 1;
 }
 
-int SequenceBuilder::gather(int group, std::shared_ptr<const GroupLayout> layout, const GatherOptions& options,
-                            int shards) {
+int SequenceBuilder::gather(int group, std::shared_ptr<const GroupLayout> layout,
+                            const GatherOptions& options, int shards) {
   CheckedOperation& added = sequence_.operations.emplace_back();
   added.group = group;
   added.shards = shards;
@@ -22,7 +22,8 @@ int SequenceBuilder::gather(int group, std::shared_ptr<const GroupLayout> layout
   return static_cast<int>(sequence_.operations.size()) - 1;
 }
 
-int SequenceBuilder::reduce(int group, std::shared_ptr<const GroupLayout> layout, const ReduceOptions& options) {
+int SequenceBuilder::reduce(int group, std::shared_ptr<const GroupLayout> layout,
+                            const ReduceOptions& options) {
   CheckedOperation& added = sequence_.operations.emplace_back();
   added.group = group;
   added.subset = options.subset;
@@ -38,12 +39,13 @@ int slots_for(const TrainingOptions& options) {
   return options.prefetch + 1 + (options.leased ? 1 : 0) + (options.keep_last ? 1 : 0);
 }
 
-Training::Training(SequenceBuilder* builder, std::vector<std::shared_ptr<const GroupLayout>> layouts,
+Training::Training(SequenceBuilder* builder,
+                   std::vector<std::shared_ptr<const GroupLayout>> layouts,
                    const TrainingOptions& options)
     : builder_(builder),
       layouts_(std::move(layouts)),
       options_(options),
-      ring_(options.ring ? options.ring : std::make_shared<SlotRing>(slots_for(options))),
+      ring_(options.ring ? options.ring : std::make_shared<CheckedSlots>(slots_for(options))),
       held_(layouts_.size()),
       last_gather_(layouts_.size(), -1),
       readers_(static_cast<size_t>(options.gradient_memories), -1) {}
@@ -51,7 +53,8 @@ Training::Training(SequenceBuilder* builder, std::vector<std::shared_ptr<const G
 void Training::ensure_gathered(int layer) {
   if (layer < 0 || layer >= layers() || held_[layer].gather >= 0) return;
   Held& held = held_[layer];
-  held.gather = builder_->gather(options_.group, layouts_[layer], {}, options_.first_shards + layer);
+  held.gather =
+      builder_->gather(options_.group, layouts_[layer], {}, options_.first_shards + layer);
   held.slot = ring_->take();
   builder_->operation(held.gather).slot = held.slot.index;
   builder_->operation(held.gather).after = held.slot.after;
@@ -90,7 +93,7 @@ void Training::reduce(int layer) {
   added.gradients = options_.first_gradients + static_cast<int>(memory);
   added.outputs = 1000 + options_.first_shards + layer;
 
-  SlotRing::Slot slot = held_[layer].slot;
+  CheckedSlots::Slot slot = held_[layer].slot;
   held_[layer] = {};
   if (options_.leased) {
     added.slot = slot.index;

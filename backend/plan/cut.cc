@@ -14,7 +14,8 @@ Cut cut_chunks(const std::vector<CutItem>& items, const CutLimits& limits) {
   Cut cut;
   const int64_t total_bytes = packed_bytes(items);
   if (total_bytes == 0) return cut;
-  const int64_t largest_bytes = std::max(kPieceAlignment, limits.largest_bytes & ~(kPieceAlignment - 1));
+  const int64_t largest_bytes =
+      std::max(kPieceAlignment, limits.largest_bytes & ~(kPieceAlignment - 1));
   const int64_t worthwhile = total_bytes / std::max<int64_t>(1, limits.smallest_bytes);
   const int64_t count = std::max({int64_t{1}, (total_bytes - 1) / largest_bytes + 1,
                                   std::min(limits.wanted_chunks, worthwhile)});

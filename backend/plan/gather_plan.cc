@@ -1,16 +1,18 @@
-// Worked example of the bounced form, 2 ranks, 3 chunks, rank 0:
-//   unpack       signal landing_credit to all = 2               both areas are free
+// Worked example of the bounced form, 2 ranks, 3 chunks, rank 0 (from now on "arrival" for
+// gather_arrival, "credit" for landing_credit):
+//   unpack       signal credit to all = 2                  both areas are free
 //   own          copy shard 0: shard -> output
-//   gather_push  wait landing_credit from 1 >= 2
-//   gather_push  copy chunk 0 of shard 0: shard -> landing[0][0] of 1; signal gather_arrival to 1 = 1
-//   gather_push  copy chunk 1 of shard 0: shard -> landing[1][0] of 1; signal gather_arrival to 1 = 2
-//   unpack       wait gather_arrival from 1 >= 1; copy chunk 0 of shard 1: landing[0][1] -> output
-//   unpack       signal landing_credit to all = 3               area 0 again, for chunk 2
-//   gather_push  wait landing_credit from 1 >= 3
-//   gather_push  copy chunk 2 of shard 0: shard -> landing[0][0] of 1; signal gather_arrival to 1 = 3
-//   unpack       wait gather_arrival from 1 >= 2; copy chunk 1 of shard 1 ...
-//   unpack       wait gather_arrival from 1 >= 3; copy chunk 2 of shard 1 ...
-// Push c stands before unpack c - 1: merged into one FIFO, each wait then looks at an earlier position of its peer.
+//   gather_push  wait credit from 1 >= 2
+//   gather_push  copy chunk 0 -> landing[0][0] of 1; signal arrival to 1 = 1
+//   gather_push  copy chunk 1 -> landing[1][0] of 1; signal arrival to 1 = 2
+//   unpack       wait arrival from 1 >= 1; copy chunk 0 of shard 1: landing[0][1] -> output
+//   unpack       signal credit to all = 3                  area 0 again, for chunk 2
+//   gather_push  wait credit from 1 >= 3
+//   gather_push  copy chunk 2 -> landing[0][0] of 1; signal arrival to 1 = 3
+//   unpack       wait arrival from 1 >= 2; copy chunk 1 of shard 1: landing[1][1] -> output
+//   unpack       wait arrival from 1 >= 3; copy chunk 2 of shard 1: landing[0][1] -> output
+// Push c stands before unpack c - 1: merged into one FIFO, each wait then looks at an earlier
+// position of its peer.
 #include "backend/plan/gather_plan.h"
 
 #include <algorithm>
@@ -48,7 +50,9 @@ void cast_own(StepWriter& steps, const GroupLayout& layout, const std::vector<Pi
   const int count = static_cast<int>(pieces.size());
   for (int first = 0, last = 0; first < count; first = last) {
     const bool cast = needs_cast(layout.parameter(pieces[first].parameter));
-    for (last = first; last < count && needs_cast(layout.parameter(pieces[last].parameter)) == cast;) ++last;
+    for (last = first;
+         last < count && needs_cast(layout.parameter(pieces[last].parameter)) == cast;)
+      ++last;
     Step& step = steps.move(cast ? Op::kCast : Op::kCopy, Queue::kOwn, kSelf, first, last);
     step.shard = steps.rank();
     step.from = Space::kShard;
@@ -79,25 +83,29 @@ void push_straight(StepWriter& steps, int last_piece, const StraightForm& form) 
 }
 
 void push_chunk(StepWriter& steps, const Cut& cut, int chunk) {
-  const uint32_t granted = static_cast<uint32_t>(std::max(chunk + 1, std::min(kLandingAreas, cut.chunks())));
+  const uint32_t granted =
+      static_cast<uint32_t>(std::max(chunk + 1, std::min(kLandingAreas, cut.chunks())));
   for (int k = 1; k < steps.ranks(); ++k) {
     // The first grant covers both areas.
     if (chunk == 0 || chunk >= kLandingAreas) {
       steps.wait(Queue::kGatherPush, steps.target(k), Counter::kLandingCredit, granted);
     }
-    Step& step = steps.move(Op::kCopy, Queue::kGatherPush, steps.target(k), cut.first(chunk), cut.ends[chunk]);
+    Step& step = steps.move(Op::kCopy, Queue::kGatherPush, steps.target(k), cut.first(chunk),
+                            cut.ends[chunk]);
     step.shard = steps.rank();
     step.from = Space::kShard;
     step.to = Space::kLanding;
     step.area = chunk % kLandingAreas;
     step.slice = steps.rank();
-    steps.signal(Queue::kGatherPush, steps.target(k), Counter::kGatherArrival, static_cast<uint32_t>(chunk + 1));
+    steps.signal(Queue::kGatherPush, steps.target(k), Counter::kGatherArrival,
+                 static_cast<uint32_t>(chunk + 1));
   }
 }
 
 void unpack_chunk(StepWriter& steps, const Cut& cut, int chunk) {
   for (int k = 1; k < steps.ranks(); ++k) {
-    steps.wait(Queue::kUnpack, steps.source(k), Counter::kGatherArrival, static_cast<uint32_t>(chunk + 1));
+    steps.wait(Queue::kUnpack, steps.source(k), Counter::kGatherArrival,
+               static_cast<uint32_t>(chunk + 1));
     Step& step = steps.move(Op::kCopy, Queue::kUnpack, kSelf, cut.first(chunk), cut.ends[chunk]);
     step.shard = steps.source(k);
     step.from = Space::kLanding;
@@ -106,7 +114,8 @@ void unpack_chunk(StepWriter& steps, const Cut& cut, int chunk) {
     step.slice = steps.source(k);
   }
   if (chunk + kLandingAreas < cut.chunks()) {
-    steps.signal(Queue::kUnpack, kAllPeers, Counter::kLandingCredit, static_cast<uint32_t>(chunk + kLandingAreas + 1));
+    steps.signal(Queue::kUnpack, kAllPeers, Counter::kLandingCredit,
+                 static_cast<uint32_t>(chunk + kLandingAreas + 1));
   }
 }
 
@@ -123,9 +132,9 @@ Program plan_to_slot(const GroupLayout& layout, Program program) {
   const int count = static_cast<int>(program.pieces.size());
   if (count == 0) return program;
   StepWriter steps(&program);
-  const bool cast = std::any_of(program.pieces.begin(), program.pieces.end(), [&](const Piece& piece) {
-    return needs_cast(layout.parameter(piece.parameter));
-  });
+  const bool cast = std::any_of(
+      program.pieces.begin(), program.pieces.end(),
+      [&](const Piece& piece) { return needs_cast(layout.parameter(piece.parameter)); });
   if (!steps.alone()) steps.signal(Queue::kGatherPush, kAllPeers, Counter::kGatherCredit, 1);
   if (cast) {
     cast_own(steps, layout, program.pieces);
@@ -156,13 +165,16 @@ Program plan_to_output(const GroupLayout& layout, const GatherOptions& options, 
   const int count = static_cast<int>(program.pieces.size());
   if (count == 0) return program;
   StepWriter steps(&program);
-  const uint32_t first_credit = options.bounced ? std::min<uint32_t>(kLandingAreas, chunks) : chunks;
-  if (!steps.alone()) steps.signal(Queue::kUnpack, kAllPeers, Counter::kLandingCredit, first_credit);
+  const uint32_t first_credit =
+      options.bounced ? std::min<uint32_t>(kLandingAreas, chunks) : chunks;
+  if (!steps.alone())
+    steps.signal(Queue::kUnpack, kAllPeers, Counter::kLandingCredit, first_credit);
   copy_own(steps, count, Space::kOutput);
   if (steps.alone()) return program;
   if (options.bounced) {
     program.areas = static_cast<int>(first_credit);
-    program.slice_bytes = std::max(kPieceAlignment, options.landing_slice_bytes & ~(kPieceAlignment - 1));
+    program.slice_bytes =
+        std::max(kPieceAlignment, options.landing_slice_bytes & ~(kPieceAlignment - 1));
     push_bounced(steps, cut);
   } else {
     push_straight(steps, count, {Space::kShard, Space::kOutput, Counter::kLandingCredit, chunks});

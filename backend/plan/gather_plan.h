@@ -7,19 +7,23 @@
 //   gather_push  wait gather_credit from 0; copy shard 1 -> slot of 0; signal gather_arrival to 0
 //   arrive       wait gather_arrival from 0, from 2
 //
-// Cast groups (shard_dtype != dtype somewhere): instead of the own copy a cast writes the own place (a plain own copy for
-// parameters that need no cast), signals kCast, and pushes wait for it and read kSlot instead of kShard.
+// Cast groups (shard_dtype != dtype somewhere): instead of the own copy a cast writes the own place
+// (a plain own copy for parameters that need no cast), signals kCast, and pushes wait for it and
+// read kSlot instead of kShard.
 //
-// Bounced form (outputs outside the arena): the shards are cut into chunks of at most landing_slice_bytes packed bytes
-// (64-byte aligned per piece, nearly equal chunks); chunk c goes to landing area c % 2 of every peer, once that peer has
-// unpacked chunk c - 2; the receiver copies it on to its output and grants the area again. Own shard: one copy to the
-// output. Credits come from the unpack queue (landing_credit), so they stand behind every earlier call's unpacking;
-// the straight form to outputs takes its credits from there too.
-// The straight form and the bounced form of one layout have equal `advance` and hash, so that ranks may decide between
-// them when the call starts: the straight form's signals jump to the same final values.
+// Bounced form (outputs outside the arena): the shards are cut into chunks of at most
+// landing_slice_bytes packed bytes (64-byte aligned per piece, nearly equal chunks); chunk c goes
+// to landing area c % 2 of every peer, once that peer has unpacked chunk c - 2; the receiver copies
+// it on to its output and grants the area again. Own shard: one copy to the output. Credits come
+// from the unpack queue (landing_credit), so they stand behind every earlier call's unpacking; the
+// straight form to outputs takes its credits from there too.
 //
-// What the engine adds between operations: a gather whose slot was leased staging of an earlier reduce starts, on every
-// queue, behind the end of that reduce's sum queue on this rank.
+// The straight form and the bounced form of one layout have equal `advance` and hash, so that ranks
+// may decide between them when the call starts: the straight form's signals jump to the same final
+// values.
+//
+// What the engine adds between operations: a gather whose slot was leased staging of an earlier
+// reduce starts, on every queue, behind the end of that reduce's sum queue on this rank.
 #pragma once
 
 #include "backend/plan/program.h"
@@ -29,7 +33,8 @@ namespace tide {
 struct GatherOptions {
   Space destination = Space::kSlot;  // kSlot (a planned group) or kOutput (a coalesced call)
   bool bounced = false;              // only with kOutput
-  int64_t landing_slice_bytes = 0;   // of one slice of one landing area; used by the bounced form's cuts in both forms
+  int64_t landing_slice_bytes =
+      0;  // of one slice of one landing area; used by the bounced form's cuts in both forms
   bool operator==(const GatherOptions&) const = default;
 };
 

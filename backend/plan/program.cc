@@ -16,7 +16,8 @@ std::string peer_text(int peer) {
 }
 
 std::string pieces_text(const Step& step) {
-  return "pieces [" + std::to_string(step.first_piece) + ", " + std::to_string(step.last_piece) + ")";
+  return "pieces [" + std::to_string(step.first_piece) + ", " + std::to_string(step.last_piece) +
+         ")";
 }
 
 std::string area_text(const Step& step) { return "[" + std::to_string(step.area) + "]"; }
@@ -40,8 +41,8 @@ std::string action_text(const Step& step) {
       return "cast " + pieces_text(step) + " of shard " + std::to_string(step.shard) + ": " +
              space_text(step, step.from) + " -> " + space_text(step, step.to);
     case Op::kSignal:
-      return std::string("signal ") + counter_name(step.counter) + " to " + peer_text(step.peer) + " = " +
-             std::to_string(step.value);
+      return std::string("signal ") + counter_name(step.counter) + " to " + peer_text(step.peer) +
+             " = " + std::to_string(step.value);
     case Op::kWait:
       return std::string("wait ") + counter_name(step.counter) + " from " + peer_text(step.peer) +
              " >= " + std::to_string(step.value);
@@ -56,38 +57,58 @@ std::string action_text(const Step& step) {
 
 const char* queue_name(Queue queue) {
   switch (queue) {
-    case Queue::kOwn: return "own";
-    case Queue::kGatherPush: return "gather_push";
-    case Queue::kReducePush: return "reduce_push";
-    case Queue::kSum: return "sum";
-    case Queue::kUnpack: return "unpack";
-    case Queue::kArrive: return "arrive";
-    case Queue::kRail: return "rail";
+    case Queue::kOwn:
+      return "own";
+    case Queue::kGatherPush:
+      return "gather_push";
+    case Queue::kReducePush:
+      return "reduce_push";
+    case Queue::kSum:
+      return "sum";
+    case Queue::kUnpack:
+      return "unpack";
+    case Queue::kArrive:
+      return "arrive";
+    case Queue::kRail:
+      return "rail";
   }
   return "unknown";
 }
 
 const char* counter_name(Counter counter) {
   switch (counter) {
-    case Counter::kGatherCredit: return "gather_credit";
-    case Counter::kLandingCredit: return "landing_credit";
-    case Counter::kGatherArrival: return "gather_arrival";
-    case Counter::kLeaseCredit: return "lease_credit";
-    case Counter::kReduceCredit: return "reduce_credit";
-    case Counter::kReduceArrival: return "reduce_arrival";
-    case Counter::kCast: return "cast";
+    case Counter::kGatherCredit:
+      return "gather_credit";
+    case Counter::kLandingCredit:
+      return "landing_credit";
+    case Counter::kGatherArrival:
+      return "gather_arrival";
+    case Counter::kLeaseCredit:
+      return "lease_credit";
+    case Counter::kReduceCredit:
+      return "reduce_credit";
+    case Counter::kReduceArrival:
+      return "reduce_arrival";
+    case Counter::kCast:
+      return "cast";
   }
   return "unknown";
 }
 
 const char* space_name(Space space) {
   switch (space) {
-    case Space::kShard: return "shard";
-    case Space::kSlot: return "slot";
-    case Space::kGradient: return "gradient";
-    case Space::kStaging: return "staging";
-    case Space::kLanding: return "landing";
-    case Space::kOutput: return "output";
+    case Space::kShard:
+      return "shard";
+    case Space::kSlot:
+      return "slot";
+    case Space::kGradient:
+      return "gradient";
+    case Space::kStaging:
+      return "staging";
+    case Space::kLanding:
+      return "landing";
+    case Space::kOutput:
+      return "output";
   }
   return "unknown";
 }
@@ -104,9 +125,10 @@ std::string to_string(const Step& step) {
 }
 
 std::string to_string(const Program& program) {
-  std::string text = std::string(program.direction == Direction::kGather ? "gather" : "reduce") + ", rank " +
-                     std::to_string(program.rank) + " of " + std::to_string(program.ranks) + ", " +
-                     std::to_string(program.pieces.size()) + " pieces\n";
+  std::string text = std::string(program.direction == Direction::kGather ? "gather" : "reduce") +
+                     ", rank " + std::to_string(program.rank) + " of " +
+                     std::to_string(program.ranks) + ", " + std::to_string(program.pieces.size()) +
+                     " pieces\n";
   for (const Step& step : program.steps) text += to_string(step) + "\n";
   return text;
 }

@@ -1,22 +1,25 @@
-// A program: what one rank does in one collective, as data. Plans make programs (gather_plan.h, reduce_plan.h); the
-// engine runs them, the checker proves them, the simulator times them. All three read only what stands here.
+// A program: what one rank does in one collective, as data. Plans make programs (gather_plan.h,
+// reduce_plan.h); the engine runs them, the checker proves them, the simulator times them. All
+// three read only what stands here.
 //
-// A program is a list of steps. Each step belongs to a queue; the steps of a queue run in list order, different queues
-// run at the same time and meet only through counters. The list order itself is one in which all queues of a rank
-// could be merged into a single FIFO and every rank would still finish: a wait for a credit comes after every own step
-// that the grant depends on.
+// A program is a list of steps. Each step belongs to a queue; the steps of a queue run in list
+// order, different queues run at the same time and meet only through counters. The list order
+// itself is one in which all queues of a rank could be merged into a single FIFO and every rank
+// would still finish: a wait for a credit comes after every own step that the grant depends on.
 //
-// Pieces. Steps do not name parameters but ranges of the program's piece table, so their number does not grow with the
-// number of parameters. A piece is a run of elements of one parameter's shard; the table is sorted by shard order.
+// Pieces. Steps do not name parameters but ranges of the program's piece table, so their number
+// does not grow with the number of parameters. A piece is a run of elements of one parameter's
+// shard; the table is sorted by shard order.
 //
-// Padding never moves: a copy of pieces of shard s moves only their elements before valid_numel(parameter, s)
-// (piece_blocks below clips), an accumulate writes zeros behind them.
+// Padding never moves: a copy of pieces of shard s moves only their elements before
+// valid_numel(parameter, s) (piece_blocks below clips), an accumulate writes zeros behind them.
 //
-// Counters. counter c at rank a, from rank b, is a 32-bit word in a's control page that only b writes, and that only
-// grows (compared cyclically, nothing is ever reset). A step's `value` counts from the start of the operation; the
-// engine adds the sum of `advance[c]` over all earlier operations of the group, which is equal on all ranks.
-// Each counter is signalled from one queue only, in every program: two queues of different operations could overtake
-// each other and set a word back. That is why credits of four kinds are four counters.
+// Counters. counter c at rank a, from rank b, is a 32-bit word in a's control page that only b
+// writes, and that only grows (compared cyclically, nothing is ever reset). A step's `value` counts
+// from the start of the operation; the engine adds the sum of `advance[c]` over all earlier
+// operations of the group, which is equal on all ranks. Each counter is signalled from one queue
+// only, in every program: two queues of different operations could overtake each other and set a
+// word back. That is why credits of four kinds are four counters.
 #pragma once
 
 #include <array>
@@ -29,7 +32,7 @@
 namespace tide {
 
 enum class Queue : uint8_t {
-  kOwn,         // own copy and cast: delays completion, never a push (but a cast group's pushes read what it wrote)
+  kOwn,         // own copy and cast: delays completion; pushes wait for it only after a cast
   kGatherPush,  // copies of a gather to local peers
   kReducePush,  // copies of a reduce to local peers
   kSum,         // accumulate and combine
@@ -40,32 +43,39 @@ enum class Queue : uint8_t {
 inline constexpr int kQueueCount = 7;
 
 enum class Counter : uint8_t {
-  kGatherCredit,    // "my slot is free: write"; from the receiver (gather_push) to the writer
-  kLandingCredit,   // "my landing area (or output) is free: write"; from the receiver (unpack)
-  kGatherArrival,   // "your bytes are in your slot, output or landing area"; from the writer (gather_push)
-  kLeaseCredit,     // "my vacated slot is staging: write"; from the owner (reduce_push)
-  kReduceCredit,    // "my staging area is free: write"; from the owner, behind its earlier sums (sum)
-  kReduceArrival,   // "my slices are in your staging"; from the writer (reduce_push)
-  kCast,            // own: the shard in the communication dtype is at its own place in the slot (own)
+  kGatherCredit,   // "my slot is free: write"; signalled by the receiver's gather_push
+  kLandingCredit,  // "my landing area (or output) is free: write"; by the receiver's unpack
+  kGatherArrival,  // "your bytes are in your slot, output or landing"; by the writer's gather_push
+  kLeaseCredit,    // "my vacated slot is staging: write"; by the owner's reduce_push
+  kReduceCredit,   // "my staging area is free: write"; by the owner's sum, behind earlier sums
+  kReduceArrival,  // "my slices are in your staging"; by the writer's reduce_push
+  kCast,           // "the own shard is cast into its own place"; by own, to the rank itself
 };
 inline constexpr int kCounterCount = 7;
 
-// Where the elements of a piece range lie. Every space is addressed by (parameter, element) through the layout.
+// Where the elements of a piece range lie. Every space is addressed by (parameter, element) through
+// the layout.
 enum class Space : uint8_t {
   kShard,     // resident shards, one base per parameter; shard order
   kSlot,      // unsharded parameters in an arena slot; places
-  kGradient,  // unsharded gradients where autograd left them, one base per parameter; places, without padding
-  kStaging,   // arena: slices of gradients that arrive for the owner; [area][slice] then Piece::packed_offset
-  kLanding,   // arena: pieces of a gather on their way to outputs outside the arena; as kStaging
-  kOutput,    // one base per parameter. Gather: unsharded outputs, places. Reduce: summed shards, shard order
+  kGradient,  // unsharded gradients, one base per parameter; places, without padding
+  kStaging,   // arena: arriving slices of gradients; [area][slice], then Piece::packed_offset
+  kLanding,   // arena: pieces of a gather on their way to outputs; as kStaging
+  kOutput,    // one base per parameter. Gather: unsharded, places. Reduce: summed, shard order
 };
 
 enum class Op : uint8_t {
-  kCopy,        // pieces of `shard`, from -> to at `peer` (kSelf: own memory; kAllPeers: multicast)
-  kCast,        // pieces of the own shard, kShard -> own place in kSlot, shard_dtype -> dtype
-  kSignal,      // counter at `peer` (or kAllPeers) becomes base + value, after every earlier copy of this queue to it
-  kWait,        // until counter from `peer` has reached base + value
-  kAccumulate,  // own pieces: sum over ranks in rank order of staging[area][rank] and the own gradient -> kOutput
+  // Pieces of `shard`, from -> to at `peer` (kSelf: own memory; kAllPeers: multicast).
+  kCopy,
+  // Pieces of the own shard, kShard -> own place in kSlot, shard_dtype -> dtype.
+  kCast,
+  // Counter at `peer` (or kAllPeers) becomes base + value, after every earlier copy of this queue
+  // to it.
+  kSignal,
+  // Until the counter from `peer` has reached base + value.
+  kWait,
+  // Own pieces: staging[area][rank] and the own gradient, added in rank order -> kOutput.
+  kAccumulate,
 };
 
 inline constexpr int kSelf = -1;
@@ -73,7 +83,7 @@ inline constexpr int kAllPeers = -2;  // every rank of the node but this one
 
 struct Piece {
   int parameter = 0;
-  int64_t begin = 0;          // first element, in the parameter's padded shard
+  int64_t begin = 0;  // first element, in the parameter's padded shard
   int64_t numel = 0;
   int64_t packed_offset = 0;  // bytes from the start of the piece's slice in staging or landing
 };
@@ -81,14 +91,14 @@ struct Piece {
 struct Step {
   Op op = Op::kWait;
   Queue queue = Queue::kOwn;
-  int peer = kSelf;            // group rank, kSelf or kAllPeers
-  int first_piece = 0;         // [first_piece, last_piece) of the piece table
+  int peer = kSelf;     // group rank, kSelf or kAllPeers
+  int first_piece = 0;  // [first_piece, last_piece) of the piece table
   int last_piece = 0;
-  int shard = 0;               // kCopy: group rank whose shard the pieces belong to
+  int shard = 0;  // kCopy: group rank whose shard the pieces belong to
   Space from = Space::kShard;
   Space to = Space::kSlot;
-  int area = 0;                // staging or landing area (0 or 1)
-  int slice = 0;               // staging or landing slice: the writer's group rank
+  int area = 0;   // staging or landing area (0 or 1)
+  int slice = 0;  // staging or landing slice: the writer's group rank
   Counter counter = Counter::kGatherCredit;
   uint32_t value = 0;
 };
@@ -103,15 +113,16 @@ struct Program {
   std::vector<Step> steps;                           // in FIFO order
   std::array<uint32_t, kCounterCount> advance = {};  // equal on all ranks
   int areas = 0;                                     // staging or landing areas used: 0, 1 or 2
-  int64_t slice_bytes = 0;                           // bytes of one slice of an area (a multiple of 64)
-  uint64_t hash = 0;                                 // of everything that must be equal on all ranks
+  int64_t slice_bytes = 0;  // bytes of one slice of an area (a multiple of 64)
+  uint64_t hash = 0;        // of everything that must be equal on all ranks
 
-  // Index of the last step that reads a gradient: gradients are free once kReducePush and kSum have both run all
-  // their steps up to it. -1 without one.
+  // Index of the last step that reads a gradient: gradients are free once kReducePush and kSum have
+  // both run all their steps up to it. -1 without one.
   int last_gradient_read = -1;
 };
 
-// The rectangles of one piece of `shard` that move, without the shard's padding; as GroupLayout::blocks.
+// The rectangles of one piece of `shard` that move, without the shard's padding; as
+// GroupLayout::blocks.
 int piece_blocks(const GroupLayout& layout, const Piece& piece, int shard, Block blocks[3]);
 
 // One line a step, for messages and tests: "gather_push  wait gather_credit from 1 >= 1".

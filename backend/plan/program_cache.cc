@@ -25,17 +25,20 @@ uint64_t hash_of(const ReduceOptions& options) {
 }  // namespace
 
 size_t ProgramCache::KeyHash::operator()(const Key& key) const {
-  const uint64_t options_hash = std::visit([](const auto& options) { return hash_of(options); }, key.options);
+  const uint64_t options_hash =
+      std::visit([](const auto& options) { return hash_of(options); }, key.options);
   return static_cast<size_t>(hash_combine(key.layout_hash, options_hash + key.options.index()));
 }
 
-std::shared_ptr<const Program> ProgramCache::gather(const GroupLayout& layout, const GatherOptions& options) {
+std::shared_ptr<const Program> ProgramCache::gather(const GroupLayout& layout,
+                                                    const GatherOptions& options) {
   Key key{layout.hash(), options};
   if (std::shared_ptr<const Program> program = find(key)) return program;
   return keep(std::move(key), plan_gather(layout, rank_, options));
 }
 
-std::shared_ptr<const Program> ProgramCache::reduce(const GroupLayout& layout, const ReduceOptions& options) {
+std::shared_ptr<const Program> ProgramCache::reduce(const GroupLayout& layout,
+                                                    const ReduceOptions& options) {
   Key key{layout.hash(), options};
   if (std::shared_ptr<const Program> program = find(key)) return program;
   return keep(std::move(key), plan_reduce(layout, rank_, options));

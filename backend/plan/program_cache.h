@@ -1,8 +1,8 @@
 // The programs that one group has used lately, so that a step of training plans nothing anew.
 //
-// A key names everything a program depends on (the rank and the number of ranks apart, which are fixed in a group):
-// the layout by its hash, the options field by field. Least recently used goes. One thread at a time; the programs
-// handed out stay valid after they left the cache.
+// A key names everything a program depends on (the rank and the number of ranks apart, which are
+// fixed in a group): the layout by its hash, the options field by field. Least recently used goes.
+// One thread at a time; the programs handed out stay valid after they left the cache.
 #pragma once
 
 #include <cstddef>

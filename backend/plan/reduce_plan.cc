@@ -1,14 +1,15 @@
-// Worked example of area staging, 2 ranks, 3 chunks, rank 0:
-//   sum          signal reduce_credit to all = 2                both areas are free, all earlier sums are done
-//   reduce_push  wait reduce_credit from 1 >= 2
-//   reduce_push  copy chunk 0 of shard 1: gradient -> staging[0][0] of 1; signal reduce_arrival to 1 = 1
-//   reduce_push  copy chunk 1 of shard 1: gradient -> staging[1][0] of 1; signal reduce_arrival to 1 = 2
-//   sum          wait reduce_arrival from 1 >= 1; accumulate chunk 0: staging[0] + gradient -> output
-//   sum          signal reduce_credit to all = 3                area 0 again, for chunk 2
-//   reduce_push  wait reduce_credit from 1 >= 3
-//   reduce_push  copy chunk 2 of shard 1: gradient -> staging[0][0] of 1; signal reduce_arrival to 1 = 3
-//   sum          wait reduce_arrival from 1 >= 2; accumulate chunk 1
-//   sum          wait reduce_arrival from 1 >= 3; accumulate chunk 2
+// Worked example of area staging, 2 ranks, 3 chunks, rank 0 ("arrival" for reduce_arrival, "credit"
+// for reduce_credit):
+//   sum          signal credit to all = 2       both areas are free, all earlier sums are done
+//   reduce_push  wait credit from 1 >= 2
+//   reduce_push  copy chunk 0 of shard 1: gradient -> staging[0][0] of 1; signal arrival to 1 = 1
+//   reduce_push  copy chunk 1 of shard 1: gradient -> staging[1][0] of 1; signal arrival to 1 = 2
+//   sum          wait arrival from 1 >= 1; accumulate chunk 0: staging[0] + gradient -> output
+//   sum          signal credit to all = 3       area 0 again, for chunk 2
+//   reduce_push  wait credit from 1 >= 3
+//   reduce_push  copy chunk 2 of shard 1: gradient -> staging[0][0] of 1; signal arrival to 1 = 3
+//   sum          wait arrival from 1 >= 2; accumulate chunk 1
+//   sum          wait arrival from 1 >= 3; accumulate chunk 2
 // Leased staging is the same with one area that holds every part, and no credit but the first.
 #include "backend/plan/reduce_plan.h"
 
@@ -43,7 +44,11 @@ Cut cut_reduce(const std::vector<CutItem>& items, const ReduceOptions& options) 
 class ReducePlanner {
  public:
   ReducePlanner(Program* program, const Cut& cut, int areas)
-      : program_(program), steps_(program), cut_(cut), leased_(areas == 1), areas_(leased_ ? 1 : areas) {}
+      : program_(program),
+        steps_(program),
+        cut_(cut),
+        leased_(areas == 1),
+        areas_(leased_ ? 1 : areas) {}
 
   void write() {
     if (!steps_.alone()) grant_first();
@@ -55,7 +60,9 @@ class ReducePlanner {
   }
 
  private:
-  uint32_t first_credit() const { return static_cast<uint32_t>(leased_ ? 1 : std::min(areas_, cut_.chunks())); }
+  uint32_t first_credit() const {
+    return static_cast<uint32_t>(leased_ ? 1 : std::min(areas_, cut_.chunks()));
+  }
   Counter credit() const { return leased_ ? Counter::kLeaseCredit : Counter::kReduceCredit; }
 
   // A leased slot is free since the call began; an area only behind the sums of earlier calls.
@@ -83,7 +90,8 @@ class ReducePlanner {
 
   void sum(int chunk) {
     for (int k = 1; k < steps_.ranks(); ++k) {
-      steps_.wait(Queue::kSum, steps_.source(k), Counter::kReduceArrival, static_cast<uint32_t>(chunk + 1));
+      steps_.wait(Queue::kSum, steps_.source(k), Counter::kReduceArrival,
+                  static_cast<uint32_t>(chunk + 1));
     }
     Step& step = move(Op::kAccumulate, Queue::kSum, kSelf, chunk);
     step.shard = steps_.rank();
@@ -112,7 +120,8 @@ uint64_t reduce_hash(const GroupLayout& layout, const ReduceOptions& options) {
   uint64_t hash = hash_combine(layout.hash(), static_cast<uint64_t>(Direction::kReduce));
   hash = hash_combine(hash, options.subset.size());
   for (size_t i = 0; i < options.subset.size(); ++i) {
-    hash = hash_combine(hash, static_cast<uint64_t>(options.subset[i]) * 256 + static_cast<uint64_t>(options.dtypes[i]));
+    hash = hash_combine(hash, static_cast<uint64_t>(options.subset[i]) * 256 +
+                                  static_cast<uint64_t>(options.dtypes[i]));
   }
   hash = hash_combine(hash, static_cast<uint64_t>(options.areas));
   hash = hash_combine(hash, static_cast<uint64_t>(options.staging_slice_bytes));
@@ -141,9 +150,11 @@ Program plan_reduce(const GroupLayout& layout, int rank, const ReduceOptions& op
   const bool leased = options.areas == 1;
   const uint32_t chunks = static_cast<uint32_t>(cut.chunks());
   program.areas = leased ? 1 : std::min(options.areas, cut.chunks());
-  program.slice_bytes = leased ? packed_bytes(items)
-                               : std::max(kPieceAlignment, options.staging_slice_bytes & ~(kPieceAlignment - 1));
-  set_advance(&program, leased ? Counter::kLeaseCredit : Counter::kReduceCredit, leased ? 1 : chunks);
+  program.slice_bytes =
+      leased ? packed_bytes(items)
+             : std::max(kPieceAlignment, options.staging_slice_bytes & ~(kPieceAlignment - 1));
+  set_advance(&program, leased ? Counter::kLeaseCredit : Counter::kReduceCredit,
+              leased ? 1 : chunks);
   set_advance(&program, Counter::kReduceArrival, chunks);
   return program;
 }

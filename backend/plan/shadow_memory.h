@@ -1,16 +1,19 @@
 // The checker's memory: cells that know what they hold, who wrote it, who read it since, and when.
 //
-// "When" is a vector clock. Thread t's clock vector says, for every thread, how far that thread had come at the latest
-// point that is known to lie before t's present. A write is safe when the last write and all reads since lie before it; a
-// read is safe when the last write does. This finds a race even when the explored order happens to hide it.
+// "When" is a vector clock. Thread t's clock vector says, for every thread, how far that thread had
+// come at the latest point that is known to lie before t's present. A write is safe when the last
+// write and all reads since lie before it; a read is safe when the last write does. This finds a
+// race even when the explored order happens to hide it.
 //
-// Worked example, threads 0 and 1: thread 0 writes a cell at its time 3, so the cell remembers (0, 3). Thread 1 reads it
-// with clocks [2, 7]: it knows thread 0 only up to time 2, so nothing orders the two: a race. Had it waited for a signal
-// that thread 0 sent at time 3, its clocks would be [3, 7].
+// Worked example, threads 0 and 1: thread 0 writes a cell at its time 3, so the cell remembers (0,
+// 3). Thread 1 reads it with clocks [2, 7]: it knows thread 0 only up to time 2, so nothing orders
+// the two: a race. Had it waited for a signal that thread 0 sent at time 3, its clocks would be [3,
+// 7].
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tide {
@@ -20,7 +23,8 @@ using Clocks = std::vector<uint32_t>;
 // Raises every entry of `clocks` to at least that of `other`; an empty vector is all zeros.
 void join_clocks(Clocks* clocks, const Clocks& other);
 
-// Who touches memory: a thread, its clocks, and a tag that names it in canonical forms (process, operation).
+// Who touches memory: a thread, its clocks, and a tag that names it in canonical forms (process,
+// operation).
 struct Actor {
   int thread = 0;
   const Clocks* clocks = nullptr;
@@ -32,6 +36,9 @@ class ShadowMemory {
   // Cells of `granule` bytes; every offset and size given to the calls below is a multiple of it.
   explicit ShadowMemory(int64_t granule) : granule_(granule) {}
 
+  // For messages.
+  void name_threads(std::vector<std::string> names) { thread_names_ = std::move(names); }
+
   // A region of memory, all cells unwritten (content 0). Returns its index.
   int add_region(std::string name, int64_t bytes);
 
@@ -41,8 +48,8 @@ class ShadowMemory {
     int64_t bytes = 0;
   };
 
-  // Each returns an empty string, or what is wrong. A content is the value of the range's first cell; every following
-  // cell holds one more.
+  // Each returns an empty string, or what is wrong. A content is the value of the range's first
+  // cell; every following cell holds one more.
   std::string read_expecting(const Actor& actor, const Range& range, uint64_t content);
   std::string write(const Actor& actor, const Range& range, uint64_t content);
   std::string copy(const Actor& actor, const Range& from, const Range& to);
@@ -50,7 +57,8 @@ class ShadowMemory {
   // Contents that stand there before anything runs, ordered before everything.
   void preset(const Range& range, uint64_t content);
 
-  // Equal for two runs in which every cell saw the same writes in the same order, with the same reads between them.
+  // Equal for two runs in which every cell saw the same writes in the same order, with the same
+  // reads between them.
   uint64_t canonical() const;
 
  private:
@@ -63,8 +71,8 @@ class ShadowMemory {
     uint64_t history = 0;    // of everything up to the last write
     uint64_t reads_sum = 0;  // of the readers since, in any order
     Epoch written;
-    Epoch read;              // the only reader since the last write, or the first of several
-    std::vector<Epoch> other_reads;
+    Epoch read;            // the only reader since the last write, or the first of several
+    int other_reads = -1;  // index into other_reads_, once there were several
   };
   struct Region {
     std::string name;
@@ -72,16 +80,26 @@ class ShadowMemory {
   };
 
   std::string check_range(const Range& range) const;
-  std::string race(const char* what, const Range& range, int64_t cell, const Actor& actor, Epoch earlier) const;
-  std::string read_cell(const Actor& actor, const Range& range, int64_t index, Cell* cell);
-  std::string write_cell(const Actor& actor, const Range& range, int64_t index, Cell* cell, uint64_t content);
-  static bool ordered(const Actor& actor, Epoch earlier);
+  std::string race(const char* what, const Range& range, const Cell* cell, const Actor& actor,
+                   Epoch earlier) const;
+  std::string explain_read(const Actor& actor, const Range& range, const Cell* cell) const;
+  std::string explain_write(const Actor& actor, const Range& range, const Cell* cell) const;
+  std::string at(const Range& range, const Cell* cell) const;
+  // False when it is not safe; explain_... says why.
+  bool read_cell(const Actor& actor, uint64_t reader, Cell* cell);
+  bool write_cell(const Actor& actor, Cell* cell, uint64_t content);
+  static bool ordered(const Actor& actor, Epoch earlier) {
+    return earlier.thread < 0 || (*actor.clocks)[earlier.thread] >= earlier.time;
+  }
   Cell* first_cell(const Range& range) {
     return regions_[range.region].cells.data() + range.begin_bytes / granule_;
   }
+  std::string thread_name(int thread) const;
 
   int64_t granule_;
+  std::vector<std::string> thread_names_;
   std::vector<Region> regions_;
+  std::vector<std::vector<Epoch>> other_reads_;
 };
 
 }  // namespace tide

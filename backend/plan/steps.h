@@ -1,4 +1,5 @@
-// Appends steps to a program: one short call per line of a plan's worked example. Internal to backend/plan.
+// Appends steps to a program: one short call per line of a plan's worked example. Internal to
+// backend/plan.
 #pragma once
 
 #include "backend/plan/program.h"
@@ -13,8 +14,8 @@ class StepWriter {
   int ranks() const { return program_->ranks; }
   bool alone() const { return program_->ranks == 1; }
 
-  // The k-th rank (1 <= k < ranks) that this rank pushes to, and the k-th whose bytes it expects: rotated, so that no
-  // two ranks start with the same target.
+  // The k-th rank (1 <= k < ranks) that this rank pushes to, and the k-th whose bytes it expects:
+  // rotated, so that no two ranks start with the same target.
   int target(int k) const { return (rank() + k) % ranks(); }
   int source(int k) const { return (rank() + ranks() - k) % ranks(); }
 

@@ -33,13 +33,15 @@ int64_t reduce_minimum(const GroupLayout& layout, const ReduceOptions& options, 
   int64_t bytes = 0;
   for (size_t i = 0; i < options.subset.size(); ++i) {
     const int p = options.subset[i];
-    bytes += (layout.parameter(p).unsharded_numel - layout.valid_numel(p, rank)) * dtype_bytes(options.dtypes[i]);
+    bytes += (layout.parameter(p).unsharded_numel - layout.valid_numel(p, rank)) *
+             dtype_bytes(options.dtypes[i]);
   }
   return bytes;
 }
 
 // The same gather `times` times in a row, each used before the next; new shards between.
-CheckReport check_gather(std::shared_ptr<const GroupLayout> layout, const GatherOptions& options, int times = 2) {
+CheckReport check_gather(std::shared_ptr<const GroupLayout> layout, const GatherOptions& options,
+                         int times = 2) {
   SequenceBuilder builder(layout->ranks());
   const int group = builder.add_group(all_processes(layout->ranks()));
   for (int i = 0; i < times; ++i) {
@@ -58,7 +60,8 @@ CheckReport check_gather(std::shared_ptr<const GroupLayout> layout, const Gather
 }
 
 // The same reduce `times` times in a row; gradients are written anew as soon as they were read.
-CheckReport check_reduce(std::shared_ptr<const GroupLayout> layout, const ReduceOptions& options, int times = 2) {
+CheckReport check_reduce(std::shared_ptr<const GroupLayout> layout, const ReduceOptions& options,
+                         int times = 2) {
   SequenceBuilder builder(layout->ranks());
   const int group = builder.add_group(all_processes(layout->ranks()));
   std::vector<int> reduces;
@@ -91,7 +94,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CheckerPlansTest, ::testing::Range(1, 9));
 TEST_P(CheckerPlansTest, GatherToSlots) {
   std::mt19937 random(100 + GetParam());
   for (int round = 0; round < 4; ++round) {
-    EXPECT_EQ(check_gather(make_layout(random_parameters(random, GetParam(), 4, 24), GetParam()), {}).error, "");
+    EXPECT_EQ(
+        check_gather(make_layout(random_parameters(random, GetParam(), 4, 24), GetParam()), {})
+            .error,
+        "");
   }
 }
 
@@ -145,9 +151,11 @@ TEST_P(CheckerPlansTest, ReduceOfSubsets) {
 
 TEST(CheckerOnePlanTest, LeasedReduceInSeveralSums) {
   // Large enough to be divided; whole multiples of 64 bytes keep the number of cells small.
-  const auto layout = make_layout({flat_parameter(kSmallestSumBytes * 3, 3), flat_parameter(64 * 3, 3)}, 3);
+  const auto layout =
+      make_layout({flat_parameter(kSmallestSumBytes * 3, 3), flat_parameter(64 * 3, 3)}, 3);
   const ReduceOptions options = reduce_all(*layout, 1, 0);
-  ASSERT_EQ(plan_reduce(*layout, 0, options).advance[static_cast<size_t>(Counter::kReduceArrival)], 2u);
+  ASSERT_EQ(plan_reduce(*layout, 0, options).advance[static_cast<size_t>(Counter::kReduceArrival)],
+            2u);
   EXPECT_EQ(check_reduce(layout, options, 1).error, "");
 }
 

@@ -1,4 +1,5 @@
-// Sequences: whole training steps, because slot, lease and area mistakes show only between operations.
+// Sequences: whole training steps, because slot, lease and area mistakes show only between
+// operations.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,8 +13,8 @@
 namespace tide {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::all_processes;
+using ::testing::HasSubstr;
 using testing::make_layout;
 using testing::random_parameters;
 using testing::reduce_all;
@@ -56,8 +57,8 @@ TEST(CheckerSequenceTest, FourGroupsForwardAndBackward) {
         Training training(&builder, make_layers(4, ranks, ranks), options);
         train(training, 2);
         const CheckReport report = check_all(builder.sequence(), ranks > 4 ? 0 : 2);
-        EXPECT_EQ(report.error, "") << ranks << " ranks, prefetch " << prefetch << ", leased " << options.leased
-                                    << ", slot reuse " << options.slot_reuse;
+        EXPECT_EQ(report.error, "") << ranks << " ranks, prefetch " << prefetch << ", leased "
+                                    << options.leased << ", slot reuse " << options.slot_reuse;
       }
     }
   }
@@ -67,7 +68,7 @@ TEST(CheckerSequenceTest, SecondRootInTheSameGroup) {
   for (TrainingOptions options : all_modes(1)) {
     SequenceBuilder builder(3);
     options.group = builder.add_group(all_processes(3));
-    options.ring = std::make_shared<SlotRing>(2 * slots_for(options));
+    options.ring = std::make_shared<CheckedSlots>(2 * slots_for(options));
     TrainingOptions other = options;
     other.first_shards = 4;
     other.first_gradients = 2;
@@ -115,7 +116,8 @@ TEST(CheckerSequenceTest, SecondGroupOfOtherRanksInterleaved) {
   }
 }
 
-// Gathers to slots, straight and bounced gathers to outputs, and both kinds of reduce share one group's counters.
+// Gathers to slots, straight and bounced gathers to outputs, and both kinds of reduce share one
+// group's counters.
 TEST(CheckerSequenceTest, AllFormsInTurnWithoutWaiting) {
   std::mt19937 random(21);
   for (int ranks : {2, 3, 5}) {
@@ -126,7 +128,8 @@ TEST(CheckerSequenceTest, AllFormsInTurnWithoutWaiting) {
       const auto layout = make_layout(random_parameters(random, ranks, 3, 60), ranks);
       if (i % 5 >= 3) {
         const bool leased = i % 5 == 3;
-        const int reduce = builder.reduce(group, layout, reduce_all(*layout, leased ? 1 : 2, 64 + 64 * (i % 3)));
+        const int reduce =
+            builder.reduce(group, layout, reduce_all(*layout, leased ? 1 : 2, 64 + 64 * (i % 3)));
         builder.operation(reduce).slot = leased ? 100 + i : -1;
         builder.operation(reduce).gradients = builder.operation(reduce).outputs = i;
         builder.operation(reduce).outputs += 100;
@@ -135,7 +138,8 @@ TEST(CheckerSequenceTest, AllFormsInTurnWithoutWaiting) {
         reduces.push_back(reduce);
         continue;
       }
-      const GatherOptions options = {i % 5 == 0 ? Space::kSlot : Space::kOutput, i % 5 == 1, 64 + 64 * (i % 2)};
+      const GatherOptions options = {i % 5 == 0 ? Space::kSlot : Space::kOutput, i % 5 == 1,
+                                     64 + 64 * (i % 2)};
       const int gather = builder.gather(group, layout, options, i);
       builder.operation(gather).slot = i % 5 == 0 ? i : -1;
       builder.act(Action::kIssue, gather);
@@ -211,11 +215,14 @@ TEST(CheckerCatchesTest, GradientsWrittenBeforeTheyWereRead) {
 
 TEST(CheckerCatchesTest, UseBeforeWait) {
   CheckedSequence sequence = training_sequence(all_modes(1)[0]);
-  const auto wait = std::find_if(sequence.script.begin(), sequence.script.end(),
-                                 [](const ScriptItem& item) { return item.action == Action::kWait; });
+  const auto wait =
+      std::find_if(sequence.script.begin(), sequence.script.end(),
+                   [](const ScriptItem& item) { return item.action == Action::kWait; });
   sequence.script.erase(wait);
-  // Also in an order in which the script is the last to go on, so that the data happens to be there.
-  EXPECT_THAT(check(sequence, {Schedule::Kind::kStarveQueue, kQueueCount, false}).error, HasSubstr("reads byte"));
+  // Also in an order in which the script is the last to go on, so that the data happens to be
+  // there.
+  EXPECT_THAT(check(sequence, {Schedule::Kind::kStarveQueue, kQueueCount, false}).error,
+              HasSubstr("reads byte"));
 }
 
 TEST(CheckerCatchesTest, RanksThatIssueInAnotherOrder) {
@@ -225,7 +232,8 @@ TEST(CheckerCatchesTest, RanksThatIssueInAnotherOrder) {
 }
 
 // Replaces one program of every operation of a direction.
-void change_programs(CheckedSequence* sequence, Direction direction, const std::function<void(Program&)>& change) {
+void change_programs(CheckedSequence* sequence, Direction direction,
+                     const std::function<void(Program&)>& change) {
   for (CheckedOperation& operation : sequence->operations) {
     for (auto& program : operation.programs) {
       if (program->direction != direction) continue;
@@ -251,7 +259,8 @@ TEST(CheckerCatchesTest, AreaCreditAheadOfEarlierSums) {
 }
 
 TEST(CheckerCatchesTest, OneCounterFromTwoQueues) {
-  // A gather to slots signals its credit from the push queue; the bounced one from the unpack queue.
+  // A gather to slots signals its credit from the push queue; the bounced one from the unpack
+  // queue.
   SequenceBuilder builder(2);
   const int group = builder.add_group({0, 1});
   const auto layout = make_layout({testing::flat_parameter(400, 2)}, 2);
@@ -271,7 +280,8 @@ TEST(CheckerCatchesTest, OneCounterFromTwoQueues) {
 }
 
 TEST(CheckerCatchesTest, OrderThatOnlyAFifoCannotRun) {
-  // Sum 0 before push 0: with a queue each, no harm; merged into one FIFO, every rank waits for the others' pushes.
+  // Sum 0 before push 0: with a queue each, no harm; merged into one FIFO, every rank waits for the
+  // others' pushes.
   const auto layout = make_layout({testing::flat_parameter(64, 2)}, 2);
   SequenceBuilder builder(2);
   const int group = builder.add_group({0, 1});

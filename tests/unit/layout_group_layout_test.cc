@@ -1,15 +1,16 @@
-#include "backend/layout/group_layout.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "backend/layout/group_layout.h"
+
 namespace tide {
 namespace {
 
-Parameter rows_parameter(const std::string& name, int64_t unsharded_numel, int ranks, DType dtype = DType::kBFloat16) {
+Parameter rows_parameter(const std::string& name, int64_t unsharded_numel, int ranks,
+                         DType dtype = DType::kBFloat16) {
   Parameter parameter;
   parameter.name = name;
   parameter.dtype = parameter.shard_dtype = dtype;
@@ -58,12 +59,14 @@ TEST(GroupLayoutTest, PaperExample) {
   constexpr int64_t kMega = 1 << 20;
   std::vector<Parameter> parameters;
   for (int64_t mega : {2, 1, 3}) {
-    parameters.push_back(rows_parameter("p" + std::to_string(parameters.size()), mega * kMega * 4, 4, DType::kUInt8));
+    parameters.push_back(rows_parameter("p" + std::to_string(parameters.size()), mega * kMega * 4,
+                                        4, DType::kUInt8));
   }
   ASSERT_EQ(GroupLayout::check(parameters, 4), "");
   const GroupLayout layout(parameters, 4);
   EXPECT_EQ(layout.shard_numel(), 6 * kMega);
-  // In an output ordered by rank, rank 1's piece of the second parameter lies at 8 MB; in the slot at 9 MB.
+  // In an output ordered by rank, rank 1's piece of the second parameter lies at 8 MB; in the slot
+  // at 9 MB.
   EXPECT_EQ(1 * layout.shard_numel() + layout.shard_offset(1), 8 * kMega);
   Block blocks[3];
   ASSERT_EQ(layout.blocks(1, 1, 0, kMega, blocks), 1);
@@ -104,7 +107,8 @@ TEST(GroupLayoutTest, PartialRowBlocks) {
 
 TEST(GroupLayoutTest, EveryElementHasExactlyOnePlace) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
-    const GroupLayout layout({rows_parameter("odd", 4 * ranks - 1, ranks), column_parameter("w", 3, 2, ranks)}, ranks);
+    const GroupLayout layout(
+        {rows_parameter("odd", 4 * ranks - 1, ranks), column_parameter("w", 3, 2, ranks)}, ranks);
     for (int p = 0; p < layout.size(); ++p) {
       std::vector<int> times(static_cast<size_t>(layout.parameter(p).unsharded_numel), 0);
       for (int rank = 0; rank < ranks; ++rank) {
@@ -113,7 +117,8 @@ TEST(GroupLayoutTest, EveryElementHasExactlyOnePlace) {
         for (int b = 0; b < count; ++b) {
           for (int64_t row = 0; row < blocks[b].rows; ++row) {
             for (int64_t column = 0; column < blocks[b].row_numel; ++column) {
-              ++times.at(static_cast<size_t>(blocks[b].place_begin + row * blocks[b].place_pitch + column));
+              ++times.at(static_cast<size_t>(blocks[b].place_begin + row * blocks[b].place_pitch +
+                                             column));
             }
           }
         }
@@ -139,7 +144,8 @@ TEST(GroupLayoutTest, Padding) {
 }
 
 TEST(GroupLayoutTest, EmptyTensorsTakeNoRoom) {
-  const GroupLayout layout({rows_parameter("a", 5, 2), rows_parameter("empty", 0, 2), rows_parameter("b", 6, 2)}, 2);
+  const GroupLayout layout(
+      {rows_parameter("a", 5, 2), rows_parameter("empty", 0, 2), rows_parameter("b", 6, 2)}, 2);
   EXPECT_EQ(layout.shard_offset(1), 3);
   EXPECT_EQ(layout.shard_offset(2), 3);
   EXPECT_EQ(layout.slot_offset(2), layout.slot_offset(1));
@@ -160,7 +166,8 @@ TEST(GroupLayoutTest, SlotOffsetsAreAligned) {
   std::mt19937 random(7);
   std::vector<Parameter> parameters;
   for (int p = 0; p < 1000; ++p) {
-    parameters.push_back(rows_parameter("p" + std::to_string(p), static_cast<int64_t>(random() % 5000), 8));
+    parameters.push_back(
+        rows_parameter("p" + std::to_string(p), static_cast<int64_t>(random() % 5000), 8));
   }
   ASSERT_EQ(GroupLayout::check(parameters, 8), "");
   const GroupLayout layout(parameters, 8);
@@ -169,7 +176,8 @@ TEST(GroupLayoutTest, SlotOffsetsAreAligned) {
     EXPECT_EQ(layout.slot_offset(p) % kPlaceAlignment, 0);
     const int64_t next = p == 999 ? layout.slot_bytes() : layout.slot_offset(p + 1);
     EXPECT_GE(next - layout.slot_offset(p), 8 * layout.parameter(p).shard_numel * 2);
-    EXPECT_LT(next - layout.slot_offset(p), 8 * layout.parameter(p).shard_numel * 2 + kPlaceAlignment);
+    EXPECT_LT(next - layout.slot_offset(p),
+              8 * layout.parameter(p).shard_numel * 2 + kPlaceAlignment);
     EXPECT_EQ(layout.shard_offset(p), shard_numel);
     shard_numel += layout.parameter(p).shard_numel;
   }
@@ -178,7 +186,8 @@ TEST(GroupLayoutTest, SlotOffsetsAreAligned) {
 
 TEST(GroupLayoutTest, SizesBeyond32Bits) {
   constexpr int64_t kShard = int64_t{3} << 32;
-  const GroupLayout layout({rows_parameter("big", kShard * 8, 8), column_parameter("wide", 4, int64_t{1} << 33, 8)}, 8);
+  const GroupLayout layout(
+      {rows_parameter("big", kShard * 8, 8), column_parameter("wide", 4, int64_t{1} << 33, 8)}, 8);
   Block blocks[3];
   ASSERT_EQ(layout.blocks(0, 7, kShard - 1, 1, blocks), 1);
   EXPECT_EQ(blocks[0].place_begin, 8 * kShard - 1);
@@ -189,7 +198,8 @@ TEST(GroupLayoutTest, SizesBeyond32Bits) {
 }
 
 TEST(GroupLayoutTest, HashCoversWhatMustBeEqual) {
-  const std::vector<Parameter> parameters = {rows_parameter("a", 10, 4), column_parameter("b", 2, 3, 4)};
+  const std::vector<Parameter> parameters = {rows_parameter("a", 10, 4),
+                                             column_parameter("b", 2, 3, 4)};
   const uint64_t hash = GroupLayout(parameters, 4).hash();
   const auto changed = [&](auto change) {
     std::vector<Parameter> other = parameters;
@@ -204,12 +214,14 @@ TEST(GroupLayoutTest, HashCoversWhatMustBeEqual) {
   EXPECT_NE(changed([](auto& other) { other[1].rows = 3; }), hash);
   EXPECT_NE(changed([](auto& other) { std::swap(other[0], other[1]); }), hash);
   EXPECT_NE(changed([](auto& other) { other.pop_back(); }), hash);
-  EXPECT_NE(GroupLayout({rows_parameter("a", 8, 4)}, 4).hash(), GroupLayout({rows_parameter("a", 8, 4)}, 5).hash());
+  EXPECT_NE(GroupLayout({rows_parameter("a", 8, 4)}, 4).hash(),
+            GroupLayout({rows_parameter("a", 8, 4)}, 5).hash());
 }
 
 TEST(GroupLayoutTest, CheckNamesTheParameterWantedAndGot) {
   const auto refusal = [](auto change) {
-    std::vector<Parameter> parameters = {rows_parameter("good", 8, 4), column_parameter("bad", 2, 3, 4)};
+    std::vector<Parameter> parameters = {rows_parameter("good", 8, 4),
+                                         column_parameter("bad", 2, 3, 4)};
     change(parameters[1]);
     return GroupLayout::check(parameters, 4);
   };
@@ -218,7 +230,8 @@ TEST(GroupLayoutTest, CheckNamesTheParameterWantedAndGot) {
   };
   EXPECT_EQ(refusal([](Parameter&) {}), "");
   std::string text = refusal([](Parameter& bad) { bad.rows = 4; });
-  EXPECT_TRUE(mentions(text, "'bad'") && mentions(text, "4 rows") && mentions(text, "6 elements")) << text;
+  EXPECT_TRUE(mentions(text, "'bad'") && mentions(text, "4 rows") && mentions(text, "6 elements"))
+      << text;
   text = refusal([](Parameter& bad) { bad.unsharded_numel = 25; });
   EXPECT_TRUE(mentions(text, "'bad'") && mentions(text, "24") && mentions(text, "25")) << text;
   text = refusal([](Parameter& bad) { bad.unsharded_numel = 23; });

@@ -15,7 +15,8 @@
 namespace tide::testing {
 
 // Sharded in dimension 0, padded to equal shards.
-inline Parameter flat_parameter(int64_t unsharded_numel, int ranks, DType dtype = DType::kBFloat16) {
+inline Parameter flat_parameter(int64_t unsharded_numel, int ranks,
+                                DType dtype = DType::kBFloat16) {
   Parameter parameter;
   parameter.name = "flat";
   parameter.dtype = parameter.shard_dtype = dtype;
@@ -25,7 +26,8 @@ inline Parameter flat_parameter(int64_t unsharded_numel, int ranks, DType dtype 
 }
 
 // Sharded in dimension 1: `rows` runs of row_numel elements a shard.
-inline Parameter column_parameter(int64_t rows, int64_t row_numel, int ranks, DType dtype = DType::kBFloat16) {
+inline Parameter column_parameter(int64_t rows, int64_t row_numel, int ranks,
+                                  DType dtype = DType::kBFloat16) {
   Parameter parameter;
   parameter.name = "column";
   parameter.dtype = parameter.shard_dtype = dtype;
@@ -36,18 +38,23 @@ inline Parameter column_parameter(int64_t rows, int64_t row_numel, int ranks, DT
 }
 
 // Up to largest_numel elements a shard; empty, padded, tiny and column parameters among them.
-inline std::vector<Parameter> random_parameters(std::mt19937& random, int ranks, int count, int64_t largest_numel) {
+inline std::vector<Parameter> random_parameters(std::mt19937& random, int ranks, int count,
+                                                int64_t largest_numel) {
   const DType dtypes[] = {DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kFloat16};
   std::vector<Parameter> parameters;
   for (int p = 0; p < count; ++p) {
     const DType dtype = dtypes[random() % 4];
     switch (random() % 6) {
-      case 0: parameters.push_back(flat_parameter(static_cast<int64_t>(random() % 4), ranks, dtype)); break;
+      case 0:
+        parameters.push_back(flat_parameter(static_cast<int64_t>(random() % 4), ranks, dtype));
+        break;
       case 1:
-        parameters.push_back(column_parameter(1 + random() % 5, 1 + random() % (largest_numel / 5 + 1), ranks, dtype));
+        parameters.push_back(column_parameter(
+            1 + random() % 5, 1 + random() % (largest_numel / 5 + 1), ranks, dtype));
         break;
       default:
-        parameters.push_back(flat_parameter(static_cast<int64_t>(random() % (largest_numel * ranks)), ranks, dtype));
+        parameters.push_back(
+            flat_parameter(static_cast<int64_t>(random() % (largest_numel * ranks)), ranks, dtype));
     }
     parameters.back().name += std::to_string(p);
   }
@@ -72,7 +79,8 @@ inline std::vector<int> all_processes(int ranks) {
 }
 
 // Throws when the parameters describe no layout: the test is wrong then.
-inline std::shared_ptr<const GroupLayout> make_layout(std::vector<Parameter> parameters, int ranks) {
+inline std::shared_ptr<const GroupLayout> make_layout(std::vector<Parameter> parameters,
+                                                      int ranks) {
   const std::string refusal = GroupLayout::check(parameters, ranks);
   if (!refusal.empty()) throw std::invalid_argument(refusal);
   return std::make_shared<const GroupLayout>(std::move(parameters), ranks);

@@ -17,7 +17,9 @@ using testing::column_parameter;
 using testing::flat_parameter;
 using testing::reduce_all;
 
-uint32_t advance_of(const Program& program, Counter counter) { return program.advance[static_cast<size_t>(counter)]; }
+uint32_t advance_of(const Program& program, Counter counter) {
+  return program.advance[static_cast<size_t>(counter)];
+}
 
 int count_steps(const Program& program, Op op) {
   int count = 0;
@@ -186,14 +188,16 @@ TEST(PlanTest, HashAndAdvanceAreEqualOnAllRanks) {
     EXPECT_EQ(plan_reduce(layout, rank, reduce_all(layout, 2, 256)).advance,
               plan_reduce(layout, 0, reduce_all(layout, 2, 256)).advance);
   }
-  EXPECT_NE(plan_gather(layout, 0, {}).hash, plan_gather(layout, 0, {Space::kOutput, false, 64}).hash);
+  EXPECT_NE(plan_gather(layout, 0, {}).hash,
+            plan_gather(layout, 0, {Space::kOutput, false, 64}).hash);
 }
 
 TEST(PlanTest, EmptyLayoutsHaveNoSteps) {
   const GroupLayout layout({flat_parameter(0, 4), flat_parameter(0, 4)}, 4);
-  for (const Program& program : {plan_gather(layout, 1, {}), plan_gather(layout, 1, {Space::kOutput, true, 64}),
-                                 plan_reduce(layout, 1, reduce_all(layout, 1, 64)),
-                                 plan_reduce(layout, 1, reduce_all(layout, 2, 64))}) {
+  for (const Program& program :
+       {plan_gather(layout, 1, {}), plan_gather(layout, 1, {Space::kOutput, true, 64}),
+        plan_reduce(layout, 1, reduce_all(layout, 1, 64)),
+        plan_reduce(layout, 1, reduce_all(layout, 2, 64))}) {
     EXPECT_TRUE(program.steps.empty());
     EXPECT_EQ(program.last_gradient_read, -1);
     for (uint32_t advance : program.advance) EXPECT_EQ(advance, 0u);
@@ -202,9 +206,10 @@ TEST(PlanTest, EmptyLayoutsHaveNoSteps) {
 
 TEST(PlanTest, OneRankNeedsNoCounters) {
   const GroupLayout layout({flat_parameter(40, 1)}, 1);
-  for (const Program& program : {plan_gather(layout, 0, {}), plan_gather(layout, 0, {Space::kOutput, true, 64}),
-                                 plan_reduce(layout, 0, reduce_all(layout, 1, 64)),
-                                 plan_reduce(layout, 0, reduce_all(layout, 2, 64))}) {
+  for (const Program& program :
+       {plan_gather(layout, 0, {}), plan_gather(layout, 0, {Space::kOutput, true, 64}),
+        plan_reduce(layout, 0, reduce_all(layout, 1, 64)),
+        plan_reduce(layout, 0, reduce_all(layout, 2, 64))}) {
     EXPECT_GE(program.steps.size(), 1u);
     EXPECT_EQ(count_steps(program, Op::kSignal) + count_steps(program, Op::kWait), 0);
   }
@@ -230,7 +235,8 @@ TEST(PlanTest, SizesBeyond32Bits) {
   EXPECT_EQ(packed_shard_bytes(layout, leased), kNumel);
   EXPECT_EQ(plan_reduce(layout, 0, leased).slice_bytes, kNumel);
   const int64_t slice_bytes = int64_t{1} << 30;
-  EXPECT_EQ(advance_of(plan_reduce(layout, 0, reduce_all(layout, 2, slice_bytes)), Counter::kReduceArrival),
+  EXPECT_EQ(advance_of(plan_reduce(layout, 0, reduce_all(layout, 2, slice_bytes)),
+                       Counter::kReduceArrival),
             static_cast<uint32_t>(kNumel / slice_bytes));
 }
 
@@ -238,8 +244,10 @@ TEST(PlanTest, EachCounterIsSignalledFromOneQueueInEveryProgram) {
   const GroupLayout layout({flat_parameter(1000, 3), column_parameter(4, 30, 3)}, 3);
   std::vector<Program> programs;
   programs.push_back(plan_gather(layout, 1, {}));
-  for (bool bounced : {false, true}) programs.push_back(plan_gather(layout, 1, {Space::kOutput, bounced, 128}));
-  for (int areas : {1, 2}) programs.push_back(plan_reduce(layout, 1, reduce_all(layout, areas, 128)));
+  for (bool bounced : {false, true})
+    programs.push_back(plan_gather(layout, 1, {Space::kOutput, bounced, 128}));
+  for (int areas : {1, 2})
+    programs.push_back(plan_reduce(layout, 1, reduce_all(layout, areas, 128)));
   std::array<std::set<Queue>, kCounterCount> queues;
   for (const Program& program : programs) {
     for (const Step& step : program.steps) {
@@ -319,7 +327,8 @@ TEST(ProgramCacheTest, TellsLayoutsSubsetsAndDtypesApart) {
   const GroupLayout other({flat_parameter(100, 2), flat_parameter(102, 2)}, 2);
   ProgramCache cache(1);
   ReduceOptions options = reduce_all(layout, 2, 64);
-  std::set<std::shared_ptr<const Program>> programs = {cache.reduce(layout, options), cache.reduce(other, options)};
+  std::set<std::shared_ptr<const Program>> programs = {cache.reduce(layout, options),
+                                                       cache.reduce(other, options)};
   options.dtypes[1] = DType::kFloat32;
   programs.insert(cache.reduce(layout, options));
   options.subset = {0};
@@ -338,18 +347,22 @@ TEST(PlanTest, PrintsPlanningTime) {
     size_t steps = 0;
     for (int i = 0; i < kTimes; ++i) steps += make().steps.size();
     EXPECT_GT(steps, 0u);
-    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / kTimes;
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+               .count() /
+           kTimes;
   };
   for (int count : {1, 2000}) {
     std::vector<Parameter> parameters(static_cast<size_t>(count), flat_parameter(8 * 3000, 8));
     const GroupLayout layout(parameters, 8);
     const ReduceOptions leased = reduce_all(layout, 1, 0);
     const ReduceOptions area = reduce_all(layout, 2, 64 << 10);
-    std::printf("%4d pieces: gather %.1f us, bounced %.1f us, leased reduce %.1f us, area reduce %.1f us\n", count,
-                microseconds([&] { return plan_gather(layout, 3, {}); }),
-                microseconds([&] { return plan_gather(layout, 3, {Space::kOutput, true, 64 << 10}); }),
-                microseconds([&] { return plan_reduce(layout, 3, leased); }),
-                microseconds([&] { return plan_reduce(layout, 3, area); }));
+    std::printf(
+        "%4d pieces: gather %.1f us, bounced %.1f us, leased reduce %.1f us, area reduce %.1f us\n",
+        count, microseconds([&] { return plan_gather(layout, 3, {}); }), microseconds([&] {
+          return plan_gather(layout, 3, {Space::kOutput, true, 64 << 10});
+        }),
+        microseconds([&] { return plan_reduce(layout, 3, leased); }),
+        microseconds([&] { return plan_reduce(layout, 3, area); }));
   }
 }
 
