@@ -41,18 +41,19 @@ std::string resolved(const fs::path& path) {
   return error ? std::string() : real.string();
 }
 
-// Folders that two paths share from the root on: a common root complex, switch, or function.
+// Folders that two paths share from the root on: a root complex, a switch, the function itself.
 int shared_depth(const std::string& a, const std::string& b) {
   int depth = 0;
-  for (size_t i = 0; i < std::min(a.size(), b.size()) && a[i] == b[i]; ++i) {
-    const bool ends = i + 1 == a.size() || i + 1 == b.size() || (a[i + 1] == '/' && b[i + 1] == '/');
-    const bool both_end = (i + 1 == a.size() || a[i + 1] == '/') && (i + 1 == b.size() || b[i + 1] == '/');
-    if (ends && both_end) ++depth;
-  }
+  const fs::path first(a);
+  const fs::path second(b);
+  for (auto i = first.begin(), j = second.begin();
+       i != first.end() && j != second.end() && *i == *j; ++i, ++j)
+    ++depth;
   return depth;
 }
 
-// Active devices that may carry a rail: the fast ones, and such that stand aside only where there is nothing else.
+// Active devices that may carry a rail: the fast ones, and such that stand aside only where there
+// is nothing else.
 std::vector<RailDevice> usable(std::vector<RailDevice> devices) {
   std::erase_if(devices, [](const RailDevice& device) { return !device.active; });
   const auto aside = [](const RailDevice& device) { return device.stands_aside; };
@@ -75,13 +76,15 @@ std::vector<RailChoice> numbered(const std::vector<RailDevice>& devices) {
   for (RailChoice& choice : choices) {
     const int sharing = users[choice.device.name];
     if (sharing > 1) {
-      choice.note = std::to_string(sharing) + " local ranks share " + choice.device.name + "; each gets a part of its rate";
+      choice.note = std::to_string(sharing) + " local ranks share " + choice.device.name +
+                    "; each gets a part of its rate";
     }
   }
   return choices;
 }
 
-Result<std::vector<RailChoice>> named_rails(const RailQuestion& question, const std::vector<RailDevice>& rdma) {
+Result<std::vector<RailChoice>> named_rails(const RailQuestion& question,
+                                            const std::vector<RailDevice>& rdma) {
   const auto names = spelled_rails(question.named);
   if (!names.is_ok()) return names.status();
   std::vector<RailDevice> chosen;
@@ -92,12 +95,15 @@ Result<std::vector<RailChoice>> named_rails(const RailQuestion& question, const 
     };
     const auto found = std::find_if(rdma.begin(), rdma.end(), fits);
     if (found != rdma.end()) {
-      if (!found->active) return Status(ErrorKind::kUnsupported, "TIDE_RAILS names " + name + ", whose port is not active");
+      if (!found->active)
+        return Status(ErrorKind::kUnsupported,
+                      "TIDE_RAILS names " + name + ", whose port is not active");
       chosen.push_back(*found);
     } else if (fs::exists(fs::path(question.root) / "class/net" / name)) {
       chosen.push_back({name, false, {}, true, 0, false});
     } else {
-      return Status(ErrorKind::kUnsupported, "TIDE_RAILS names " + name + ", and there is no such device here");
+      return Status(ErrorKind::kUnsupported,
+                    "TIDE_RAILS names " + name + ", and there is no such device here");
     }
   }
   return numbered(chosen);
@@ -114,10 +120,13 @@ std::vector<RailDevice> rdma_devices(const std::string& root) {
       device.name = name + ":" + port;
       device.rdma = true;
       device.path = resolved(folder / name / "device");
-      device.active = first_line(folder / name / "ports" / port / "state").find("ACTIVE") != std::string::npos;
-      device.gigabits = std::strtod(first_line(folder / name / "ports" / port / "rate").c_str(), nullptr);
+      device.active =
+          first_line(folder / name / "ports" / port / "state").find("ACTIVE") != std::string::npos;
+      device.gigabits =
+          std::strtod(first_line(folder / name / "ports" / port / "rate").c_str(), nullptr);
       std::error_code error;
-      device.stands_aside = name.find("bond") != std::string::npos || fs::exists(folder / name / "device/physfn", error);
+      device.stands_aside = name.find("bond") != std::string::npos ||
+                            fs::exists(folder / name / "device/physfn", error);
       devices.push_back(device);
     }
   }
@@ -149,20 +158,26 @@ Result<std::vector<std::string>> spelled_rails(const std::string& text) {
     }
     const size_t shut = part.find('}');
     std::string inside = part.substr(open + 1, shut - open - 1) + ",";
-    for (size_t comma; (comma = inside.find(',')) != std::string::npos; inside.erase(0, comma + 1)) {
+    for (size_t comma; (comma = inside.find(',')) != std::string::npos;
+         inside.erase(0, comma + 1)) {
       const std::string item = inside.substr(0, comma);
       const size_t dash = item.find('-');
       const std::string first = item.substr(0, dash);
       const std::string last = dash == std::string::npos ? first : item.substr(dash + 1);
       const auto number = [](const std::string& digits) {
-        const bool good = !digits.empty() && digits.size() < 5 && std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
+        const bool good =
+            !digits.empty() && digits.size() < 5 &&
+            std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
         return good ? std::stoi(digits) : -1;
       };
-      if (number(first) < 0 || number(last) < number(first)) return wrong("'" + item + "' is no number or range");
-      for (int i = number(first); i <= number(last); ++i) names.push_back(part.substr(0, open) + std::to_string(i) + part.substr(shut + 1));
+      if (number(first) < 0 || number(last) < number(first))
+        return wrong("'" + item + "' is no number or range");
+      for (int i = number(first); i <= number(last); ++i)
+        names.push_back(part.substr(0, open) + std::to_string(i) + part.substr(shut + 1));
     }
   }
-  if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.empty(); })) return wrong("a name is empty");
+  if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.empty(); }))
+    return wrong("a name is empty");
   return names;
 }
 
@@ -177,7 +192,8 @@ Result<std::vector<RailChoice>> choose_rails(const RailQuestion& question) {
     return numbered(std::vector<RailDevice>(static_cast<size_t>(question.local_ranks), device));
   }
   if (!question.gpus.empty() && static_cast<int>(question.gpus.size()) != question.local_ranks) {
-    return Status(ErrorKind::kInternal, std::to_string(question.gpus.size()) + " GPUs are named for " +
+    return Status(ErrorKind::kInternal, std::to_string(question.gpus.size()) +
+                                            " GPUs are named for " +
                                             std::to_string(question.local_ranks) + " local ranks");
   }
   std::vector<RailDevice> chosen;
@@ -188,7 +204,9 @@ Result<std::vector<RailChoice>> choose_rails(const RailQuestion& question) {
     if (!question.gpus.empty()) {
       const std::string& address = question.gpus[static_cast<size_t>(rank)];
       gpu = resolved(fs::path(question.root) / "bus/pci/devices" / address);
-      if (gpu.empty()) return Status(ErrorKind::kSystem, "GPU " + address + " is not in " + question.root + "/bus/pci/devices");
+      if (gpu.empty())
+        return Status(ErrorKind::kSystem,
+                      "GPU " + address + " is not in " + question.root + "/bus/pci/devices");
     }
     size_t best = 0;
     for (size_t i = 1; i < devices.size(); ++i) {
@@ -197,10 +215,13 @@ Result<std::vector<RailChoice>> choose_rails(const RailQuestion& question) {
     }
     ++users[best];
     chosen.push_back(devices[best]);
-    // /sys/devices/pci<root complex> are three folders; less in common means that the path crosses processors.
-    const bool far = !gpu.empty() && shared_depth(gpu, devices[best].path) < shared_depth(gpu, gpu) - 2 &&
-                     shared_depth(gpu, devices[best].path) <= shared_depth(question.root + "/devices", gpu);
-    notes.push_back(far ? "no NIC shares a root complex with GPU " + question.gpus[static_cast<size_t>(rank)] + "; " + devices[best].name + " is on another one" : "");
+    const std::string shared =
+        resolved(fs::path(question.root) / "devices");  // all that any two devices share
+    const bool far =
+        !gpu.empty() && shared_depth(gpu, devices[best].path) <= shared_depth(shared, shared);
+    notes.push_back(far ? devices[best].name + " is not on the root complex of GPU " +
+                              question.gpus[static_cast<size_t>(rank)] + ", and no active device is"
+                        : "");
   }
   std::vector<RailChoice> choices = numbered(chosen);
   for (size_t rank = 0; rank < choices.size(); ++rank) {
@@ -212,7 +233,8 @@ Result<std::vector<RailChoice>> choose_rails(const RailQuestion& question) {
 
 Result<std::string> interface_towards(const std::string& address) {
   const auto none = [&](const std::string& why) {
-    return Status(ErrorKind::kUnsupported, "no interface leads to '" + address + "' (" + why + "); TIDE_RAILS names one for each local rank");
+    return Status(ErrorKind::kUnsupported, "no interface leads to '" + address + "' (" + why +
+                                               "); TIDE_RAILS names one for each local rank");
   };
   addrinfo hints = {};
   hints.ai_socktype = SOCK_DGRAM;
@@ -234,11 +256,12 @@ Result<std::string> interface_towards(const std::string& address) {
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> interfaces(list, freeifaddrs);
   for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
     if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != own.ss_family) continue;
-    const bool same = own.ss_family == AF_INET
-                          ? reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr.s_addr ==
-                                reinterpret_cast<const sockaddr_in*>(&own)->sin_addr.s_addr
-                          : std::memcmp(&reinterpret_cast<const sockaddr_in6*>(each->ifa_addr)->sin6_addr,
-                                        &reinterpret_cast<const sockaddr_in6*>(&own)->sin6_addr, 16) == 0;
+    const bool same =
+        own.ss_family == AF_INET
+            ? reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr.s_addr ==
+                  reinterpret_cast<const sockaddr_in*>(&own)->sin_addr.s_addr
+            : std::memcmp(&reinterpret_cast<const sockaddr_in6*>(each->ifa_addr)->sin6_addr,
+                          &reinterpret_cast<const sockaddr_in6*>(&own)->sin6_addr, 16) == 0;
     if (same) return std::string(each->ifa_name);
   }
   return none("its source address is on no interface");
