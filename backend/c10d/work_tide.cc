@@ -19,11 +19,15 @@ uint64_t next_completion_key() {
 }  // namespace
 
 WorkTide::WorkTide(Call call)
-    : c10d::Work(call.rank, call.type), call_(std::move(call)), completion_key_(next_completion_key()) {
+    : c10d::Work(call.rank, call.type),
+      call_(std::move(call)),
+      completion_key_(next_completion_key()) {
   call_.operation->on_done([outputs = call_.outputs, inputs = call_.inputs](const Status&) {});
 }
 
-bool WorkTide::isSuccess() const { return call_.operation->is_done() && call_.operation->status().is_ok(); }
+bool WorkTide::isSuccess() const {
+  return call_.operation->is_done() && call_.operation->status().is_ok();
+}
 
 std::exception_ptr WorkTide::exception() const {
   const Status status = call_.operation->status();
@@ -37,7 +41,8 @@ bool WorkTide::wait(std::chrono::milliseconds timeout) {
   while (true) {
     std::chrono::milliseconds slice = kSignalInterval;
     if (bounded) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       slice = std::max(std::chrono::milliseconds(0), std::min(slice, left));
     }
     const Status status = operation.wait(slice);
@@ -50,10 +55,19 @@ bool WorkTide::wait(std::chrono::milliseconds timeout) {
   }
 }
 
-void WorkTide::wait_read() { throw_if_error(call_.operation->wait_read()); }
+void WorkTide::wait_read() {
+  throw_if_error(call_.operation->wait_read());
+  // Under the lock: another thread may be waiting too. Tensors go outside it, as their last reference may be here.
+  std::vector<at::Tensor> read;
+  {
+    std::lock_guard<std::mutex> lock(future_mutex_);
+    read.swap(*inputs_);
+  }
+}
 
 void WorkTide::abort() {
-  TORCH_CHECK(false, "one operation of a tide group cannot be aborted alone; abort the process group");
+  TORCH_CHECK(false,
+              "one operation of a tide group cannot be aborted alone; abort the process group");
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkTide::getFuture() {

@@ -1,17 +1,18 @@
 // One of tide's own collectives as c10d sees it.
 //
-// Holds the tensors until the operation is done, also when the Work is dropped before. Waits release nothing themselves
-// (c10d's bindings call without the GIL), and look for signals every 100 ms. Futures complete on the engine's completion
-// thread, which never takes the GIL by itself; a Python callback of the future takes it for itself.
+// Holds the tensors until the operation is done, also when the Work is dropped before; the inputs only until
+// wait_read() has returned. Waits
+// release nothing themselves (c10d's bindings call without the GIL), and look for signals every 100
+// ms. Futures complete on the engine's completion thread, which never takes the GIL by itself; a
+// Python callback of the future takes it for itself.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
-
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
 
 #include "backend/engine/operation.h"
 
@@ -24,7 +25,7 @@ class WorkTide : public c10d::Work {
     c10d::OpType type = c10d::OpType::UNKNOWN;
     int rank = 0;
     uint64_t sequence = 0;
-    std::vector<at::Tensor> outputs;      // result() and the future's value
+    std::vector<at::Tensor> outputs;  // result() and the future's value
     std::vector<at::Tensor> inputs;
     std::chrono::milliseconds timeout{0};
     std::function<void()> check_signals;  // throws to interrupt a wait
@@ -38,7 +39,8 @@ class WorkTide : public c10d::Work {
   std::vector<at::Tensor> result() override { return call_.outputs; }
   // CPU work is complete after wait(); there is no stream to order.
   void synchronize() override { wait(kNoTimeout); }
-  // Throws DistBackendError when the operation failed, or is not done after `timeout` (it goes on then).
+  // Throws DistBackendError when the operation failed, or is not done after `timeout` (it goes on
+  // then).
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -48,11 +50,12 @@ class WorkTide : public c10d::Work {
   uint64_t getCompletionKey() const override { return completion_key_; }
 #endif
 
-  // Until the inputs have been read; they may be freed or overwritten then.
+  // Until the inputs have been read; they may be freed or overwritten then, and are no longer held here.
   void wait_read();
 
  private:
   Call call_;
+  const std::shared_ptr<std::vector<at::Tensor>> inputs_;  // shared with the operation's callback
   const uint64_t completion_key_;  // never reused in this process
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
