@@ -21,8 +21,9 @@ uint64_t next_completion_key() {
 WorkTide::WorkTide(Call call)
     : c10d::Work(call.rank, call.type),
       call_(std::move(call)),
+      inputs_(std::make_shared<std::vector<at::Tensor>>(std::move(call_.inputs))),
       completion_key_(next_completion_key()) {
-  call_.operation->on_done([outputs = call_.outputs, inputs = call_.inputs](const Status&) {});
+  call_.operation->on_done([outputs = call_.outputs, inputs = inputs_](const Status&) {});
 }
 
 bool WorkTide::isSuccess() const {
@@ -57,7 +58,8 @@ bool WorkTide::wait(std::chrono::milliseconds timeout) {
 
 void WorkTide::wait_read() {
   throw_if_error(call_.operation->wait_read());
-  // Under the lock: another thread may be waiting too. Tensors go outside it, as their last reference may be here.
+  // Another thread may be waiting too. The tensors themselves go after the lock: their memory may
+  // be freed here.
   std::vector<at::Tensor> read;
   {
     std::lock_guard<std::mutex> lock(future_mutex_);
