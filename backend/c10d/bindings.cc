@@ -1,10 +1,9 @@
 // The extension module tide._C.
 #include <Python.h>
-
-#include <torch/csrc/utils/pybind.h>
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <utility>
@@ -18,7 +17,8 @@ namespace py = pybind11;
 namespace tide {
 namespace {
 
-// A Python object that C++ may drop on any thread: takes the GIL, and leaks once the interpreter is going.
+// A Python object that C++ may drop on any thread: takes the GIL, and leaks once the interpreter is
+// going.
 std::shared_ptr<py::object> keep(py::object object) {
   return std::shared_ptr<py::object>(new py::object(std::move(object)), [](py::object* held) {
     if (!Py_IsInitialized()) return;
@@ -44,14 +44,16 @@ void check_signals() {
 
 PythonEdge python_edge(py::object make_inner, py::object make_child) {
   PythonEdge edge;
-  edge.make_inner = [callable = keep(std::move(make_inner))](const std::string& device_type) -> BackendPointer {
+  edge.make_inner =
+      [callable = keep(std::move(make_inner))](const std::string& device_type) -> BackendPointer {
     py::gil_scoped_acquire gil;
     py::object made = (*callable)(device_type);
     return made.is_none() ? nullptr : made.cast<BackendPointer>();
   };
-  edge.make_child = [callable = keep(std::move(make_child))](
-                        const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                        const c10::intrusive_ptr<c10d::Backend::Options>& options) -> BackendPointer {
+  edge.make_child =
+      [callable = keep(std::move(make_child))](
+          const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+          const c10::intrusive_ptr<c10d::Backend::Options>& options) -> BackendPointer {
     py::gil_scoped_acquire gil;
     return (*callable)(store, rank, size, options).cast<BackendPointer>();
   };
@@ -61,8 +63,11 @@ PythonEdge python_edge(py::object make_inner, py::object make_child) {
 }
 
 void bind_options(py::module_& module) {
-  py::class_<OptionsTide, c10d::Backend::Options, c10::intrusive_ptr<OptionsTide>>(module, "Options")
-      .def(py::init([](std::chrono::milliseconds timeout) { return c10::make_intrusive<OptionsTide>(timeout); }),
+  py::class_<OptionsTide, c10d::Backend::Options, c10::intrusive_ptr<OptionsTide>>(module,
+                                                                                   "Options")
+      .def(py::init([](std::chrono::milliseconds timeout) {
+             return c10::make_intrusive<OptionsTide>(timeout);
+           }),
            py::arg("timeout") = kBackendDefaultTimeout)
       .def_readwrite("inner_cpu", &OptionsTide::inner_cpu)
       .def_readwrite("inner_cuda", &OptionsTide::inner_cuda)
@@ -78,14 +83,17 @@ void bind_options(py::module_& module) {
 
 const char* staging_name(Staging staging) {
   switch (staging) {
-    case Staging::kLeased: return "leased";
-    case Staging::kArea: return "area";
-    default: return "none";
+    case Staging::kLeased:
+      return "leased";
+    case Staging::kArea:
+      return "area";
+    default:
+      return "none";
   }
 }
 
-Parameter parameter_spec(std::string name, at::ScalarType dtype, at::ScalarType shard_dtype, int64_t shard_numel,
-                         int64_t unsharded_numel, int64_t rows) {
+Parameter parameter_spec(std::string name, at::ScalarType dtype, at::ScalarType shard_dtype,
+                         int64_t shard_numel, int64_t unsharded_numel, int64_t rows) {
   Parameter parameter;
   parameter.name = std::move(name);
   parameter.dtype = dtype_of(dtype);
@@ -96,8 +104,9 @@ Parameter parameter_spec(std::string name, at::ScalarType dtype, at::ScalarType 
   return parameter;
 }
 
-PlanRequest plan_request(std::string name, std::vector<Parameter> parameters, std::string refusal, bool serve_gather,
-                         bool serve_reduce, bool stays_unsharded, bool may_lease, at::ScalarType gradient_dtype) {
+PlanRequest plan_request(std::string name, std::vector<Parameter> parameters, std::string refusal,
+                         bool serve_gather, bool serve_reduce, bool stays_unsharded, bool may_lease,
+                         at::ScalarType gradient_dtype) {
   PlanRequest request;
   request.name = std::move(name);
   request.parameters = std::move(parameters);
@@ -116,14 +125,16 @@ void bind_plans(py::module_& module) {
            py::arg("shard_numel"), py::arg("unsharded_numel"), py::arg("rows") = 1);
   py::class_<PlanRequest>(module, "PlanRequest")
       .def(py::init(&plan_request), py::arg("name"), py::arg("parameters"), py::arg("refusal") = "",
-           py::arg("serve_gather") = true, py::arg("serve_reduce") = true, py::arg("stays_unsharded") = false,
-           py::arg("may_lease") = true, py::arg("gradient_dtype") = at::kBFloat16);
+           py::arg("serve_gather") = true, py::arg("serve_reduce") = true,
+           py::arg("stays_unsharded") = false, py::arg("may_lease") = true,
+           py::arg("gradient_dtype") = at::kBFloat16);
   py::class_<PlanAnswer>(module, "PlanAnswer")
       .def_readonly("accepted", &PlanAnswer::accepted)
       .def_readonly("reason", &PlanAnswer::reason)
       .def_readonly("plan", &PlanAnswer::plan)
       .def_readonly("slot_bytes", &PlanAnswer::slot_bytes)
-      .def_property_readonly("staging", [](const PlanAnswer& answer) { return staging_name(answer.staging); });
+      .def_property_readonly("staging",
+                             [](const PlanAnswer& answer) { return staging_name(answer.staging); });
 }
 
 void bind_works(py::module_& module) {
@@ -139,54 +150,69 @@ void bind_storage_tools(py::module_& module) {
   module.def(
       "bind_storage",
       [](const at::Tensor& tensor, intptr_t address, size_t bytes, py::object keep_alive) {
-        const std::string refusal = bind_storage(*tensor.storage().unsafeGetStorageImpl(),
-                                                 reinterpret_cast<void*>(address), bytes, keep(std::move(keep_alive)));
+        const std::string refusal =
+            bind_storage(*tensor.storage().unsafeGetStorageImpl(), reinterpret_cast<void*>(address),
+                         bytes, keep(std::move(keep_alive)));
         TORCH_CHECK_VALUE(refusal.empty(), "tide: ", refusal);
       },
       py::arg("tensor"), py::arg("address"), py::arg("nbytes"), py::arg("keep_alive"));
   module.def(
       "storage_is_bound",
-      [](const at::Tensor& tensor) { return storage_is_bound(*tensor.storage().unsafeGetStorageImpl()); },
+      [](const at::Tensor& tensor) {
+        return storage_is_bound(*tensor.storage().unsafeGetStorageImpl());
+      },
       py::arg("tensor"));
 }
 
 void bind_backend(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
-  py::class_<ProcessGroupTide, c10d::Backend, c10::intrusive_ptr<ProcessGroupTide>>(module, "Backend")
+  py::class_<ProcessGroupTide, c10d::Backend, c10::intrusive_ptr<ProcessGroupTide>>(module,
+                                                                                    "Backend")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                       const c10::intrusive_ptr<OptionsTide>& options, py::object make_inner, py::object make_child) {
+                       const c10::intrusive_ptr<OptionsTide>& options, py::object make_inner,
+                       py::object make_child) {
              return c10::make_intrusive<ProcessGroupTide>(
-                 store, rank, size, options, python_edge(std::move(make_inner), std::move(make_child)));
+                 store, rank, size, options,
+                 python_edge(std::move(make_inner), std::move(make_child)));
            }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("make_inner"),
-           py::arg("make_child"))
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"),
+           py::arg("make_inner"), py::arg("make_child"))
       .def("inner", &ProcessGroupTide::inner, py::arg("device_type"), NoGil())
       .def("inner_if_made", &ProcessGroupTide::inner_if_made, py::arg("device_type"), NoGil())
       .def("plan", &ProcessGroupTide::plan, py::arg("requests"), py::arg("prefetch_depth"), NoGil())
-      .def("gather", &ProcessGroupTide::gather_planned, py::arg("plan"), py::arg("shards"), py::arg("outputs"), NoGil())
+      .def("gather", &ProcessGroupTide::gather_planned, py::arg("plan"), py::arg("shards"),
+           py::arg("outputs"), NoGil())
       .def("vacate", &ProcessGroupTide::vacate, py::arg("plan"), NoGil())
       .def(
           "reduce",
-          [](ProcessGroupTide& backend, int plan, std::vector<int> parameters, std::vector<at::Tensor> gradients,
-             at::Tensor output, std::string op, double scale, bool slot_reuse) {
+          [](ProcessGroupTide& backend, int plan, std::vector<int> parameters,
+             std::vector<at::Tensor> gradients, at::Tensor output, std::string op, double scale,
+             bool slot_reuse) {
             py::gil_scoped_release release;
-            ProcessGroupTide::PlannedReduce call{plan,  std::move(parameters), std::move(gradients), std::move(output),
-                                                 std::move(op), scale, slot_reuse};
+            ProcessGroupTide::PlannedReduce call{plan,
+                                                 std::move(parameters),
+                                                 std::move(gradients),
+                                                 std::move(output),
+                                                 std::move(op),
+                                                 scale,
+                                                 slot_reuse};
             return backend.reduce_planned(call);
           },
-          py::arg("plan"), py::arg("parameters"), py::arg("gradients"), py::arg("output"), py::arg("op"),
-          py::arg("scale"), py::arg("slot_reuse"))
+          py::arg("plan"), py::arg("parameters"), py::arg("gradients"), py::arg("output"),
+          py::arg("op"), py::arg("scale"), py::arg("slot_reuse"))
       .def("allocate", &ProcessGroupTide::allocate, py::arg("sizes"), py::arg("dtype"), NoGil())
       .def("register", &ProcessGroupTide::register_tensors, py::arg("tensors"), NoGil())
-      .def("gather_layout", &ProcessGroupTide::gather_layout, py::arg("outputs"), py::arg("inputs"), py::arg("rows"),
-           NoGil())
-      .def("reduce_layout", &ProcessGroupTide::reduce_layout, py::arg("output"), py::arg("inputs"), py::arg("rows"),
-           py::arg("op"), py::arg("scale"), NoGil())
+      .def("gather_layout", &ProcessGroupTide::gather_layout, py::arg("outputs"), py::arg("inputs"),
+           py::arg("rows"), NoGil())
+      .def("reduce_layout", &ProcessGroupTide::reduce_layout, py::arg("output"), py::arg("inputs"),
+           py::arg("rows"), py::arg("op"), py::arg("scale"), NoGil())
       .def("counters", &ProcessGroupTide::counters, NoGil())
       .def("flight_record", &ProcessGroupTide::flight_record, NoGil())
       .def("why_delegated", &ProcessGroupTide::why_delegated, NoGil())
-      // Children of a tide group are made by the store and never split a communicator, so ranks outside have no part.
-      .def("perform_nocolor_split", [](ProcessGroupTide&, const py::object&) {}, py::arg("device"));
+      // Children of a tide group are made by the store and never split a communicator, so ranks
+      // outside have no part.
+      .def(
+          "perform_nocolor_split", [](ProcessGroupTide&, const py::object&) {}, py::arg("device"));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What tide hands to an inner backend: routing by device, and the reduce operations that Gloo does not know.
+// What tide hands to an inner backend: routing by device, and the reduce operations that Gloo does
+// not know.
 #include <utility>
 
 #include "backend/c10d/premultiply.h"
@@ -28,7 +29,8 @@ c10d::Backend& ProcessGroupTide::route(const at::Tensor& tensor) {
   const char* device_type = device_type_of(&tensor);
   BackendPointer chosen = inner(device_type);
   if (!tensor.device().is_cpu()) {
-    // The inner backend's own region begins with its first operation: a region of CPU operations must not touch it.
+    // The inner backend's own region begins with its first operation: a region of CPU operations
+    // must not touch it.
     std::lock_guard<std::mutex> lock(coalescing_mutex_);
     if (coalescing_ && !coalescing_inner_ && chosen->supportsCoalescing()) {
       chosen->startCoalescing();
@@ -48,13 +50,16 @@ c10d::Backend& ProcessGroupTide::route(const std::vector<std::vector<at::Tensor>
   return first == nullptr ? *inner("cpu") : route(*first);
 }
 
-WorkPointer ProcessGroupTide::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) {
+WorkPointer ProcessGroupTide::broadcast(std::vector<at::Tensor>& tensors,
+                                        const c10d::BroadcastOptions& options) {
   return tracked(route(tensors).broadcast(tensors, options));
 }
 
-WorkPointer ProcessGroupTide::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+WorkPointer ProcessGroupTide::allreduce(std::vector<at::Tensor>& tensors,
+                                        const c10d::AllreduceOptions& options) {
   c10d::Backend& backend = route(tensors);
-  if (!needs_premultiply(options.reduceOp, tensors)) return tracked(backend.allreduce(tensors, options));
+  if (!needs_premultiply(options.reduceOp, tensors))
+    return tracked(backend.allreduce(tensors, options));
   premultiply_in_place(options.reduceOp, tensors);
   c10d::AllreduceOptions summed = options;
   summed.reduceOp = c10d::ReduceOp::SUM;
@@ -69,16 +74,19 @@ WorkPointer ProcessGroupTide::allreduce_sparse(std::vector<at::Tensor>& tensors,
 WorkPointer ProcessGroupTide::allreduce_coalesced(std::vector<at::Tensor>& tensors,
                                                   const c10d::AllreduceCoalescedOptions& options) {
   c10d::Backend& backend = route(tensors);
-  if (!needs_premultiply(options.reduceOp, tensors)) return tracked(backend.allreduce_coalesced(tensors, options));
+  if (!needs_premultiply(options.reduceOp, tensors))
+    return tracked(backend.allreduce_coalesced(tensors, options));
   premultiply_in_place(options.reduceOp, tensors);
   c10d::AllreduceCoalescedOptions summed = options;
   summed.reduceOp = c10d::ReduceOp::SUM;
   return tracked(backend.allreduce_coalesced(tensors, summed));
 }
 
-WorkPointer ProcessGroupTide::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) {
+WorkPointer ProcessGroupTide::reduce(std::vector<at::Tensor>& tensors,
+                                     const c10d::ReduceOptions& options) {
   c10d::Backend& backend = route(tensors);
-  if (!needs_premultiply(options.reduceOp, tensors)) return tracked(backend.reduce(tensors, options));
+  if (!needs_premultiply(options.reduceOp, tensors))
+    return tracked(backend.reduce(tensors, options));
   c10d::ReduceOptions summed = options;
   summed.reduceOp = c10d::ReduceOp::SUM;
   if (getRank() == options.rootRank) {
@@ -91,7 +99,8 @@ WorkPointer ProcessGroupTide::reduce(std::vector<at::Tensor>& tensors, const c10
 }
 
 WorkPointer ProcessGroupTide::allgather(std::vector<std::vector<at::Tensor>>& outputs,
-                                        std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
+                                        std::vector<at::Tensor>& inputs,
+                                        const c10d::AllgatherOptions& options) {
   return tracked(route(inputs).allgather(outputs, inputs, options));
 }
 
@@ -101,12 +110,14 @@ WorkPointer ProcessGroupTide::allgather_coalesced(std::vector<std::vector<at::Te
   return tracked(route(inputs).allgather_coalesced(outputs, inputs, options));
 }
 
-WorkPointer ProcessGroupTide::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+WorkPointer ProcessGroupTide::gather(std::vector<std::vector<at::Tensor>>& outputs,
+                                     std::vector<at::Tensor>& inputs,
                                      const c10d::GatherOptions& options) {
   return tracked(route(inputs).gather(outputs, inputs, options));
 }
 
-WorkPointer ProcessGroupTide::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+WorkPointer ProcessGroupTide::scatter(std::vector<at::Tensor>& outputs,
+                                      std::vector<std::vector<at::Tensor>>& inputs,
                                       const c10d::ScatterOptions& options) {
   return tracked(route(outputs).scatter(outputs, inputs, options));
 }
@@ -115,7 +126,8 @@ WorkPointer ProcessGroupTide::reduce_scatter(std::vector<at::Tensor>& outputs,
                                              std::vector<std::vector<at::Tensor>>& inputs,
                                              const c10d::ReduceScatterOptions& options) {
   c10d::Backend& backend = route(outputs);
-  if (!needs_premultiply(options.reduceOp, outputs)) return tracked(backend.reduce_scatter(outputs, inputs, options));
+  if (!needs_premultiply(options.reduceOp, outputs))
+    return tracked(backend.reduce_scatter(outputs, inputs, options));
   std::vector<std::vector<at::Tensor>> scaled;
   for (const auto& list : inputs) scaled.push_back(premultiplied(options.reduceOp, list));
   c10d::ReduceScatterOptions summed = options;
@@ -123,12 +135,14 @@ WorkPointer ProcessGroupTide::reduce_scatter(std::vector<at::Tensor>& outputs,
   return tracked(backend.reduce_scatter(outputs, scaled, summed));
 }
 
-WorkPointer ProcessGroupTide::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+WorkPointer ProcessGroupTide::alltoall(std::vector<at::Tensor>& outputs,
+                                       std::vector<at::Tensor>& inputs,
                                        const c10d::AllToAllOptions& options) {
   return tracked(route(inputs.empty() ? outputs : inputs).alltoall(outputs, inputs, options));
 }
 
-WorkPointer ProcessGroupTide::send(std::vector<at::Tensor>& tensors, int destination_rank, int tag) {
+WorkPointer ProcessGroupTide::send(std::vector<at::Tensor>& tensors, int destination_rank,
+                                   int tag) {
   return tracked(route(tensors).send(tensors, destination_rank, tag));
 }
 
@@ -141,10 +155,12 @@ WorkPointer ProcessGroupTide::recvAnysource(std::vector<at::Tensor>& tensors, in
 }
 
 WorkPointer ProcessGroupTide::barrier(const c10d::BarrierOptions& options) {
-  // c10d does not always hand on which device the caller meant: the device bound to the group, then device ids once
-  // CUDA was used in this group (equal on all ranks), say so. Everything else is a barrier of CPU threads.
+  // c10d does not always hand on which device the caller meant: the device bound to the group, then
+  // device ids once CUDA was used in this group (equal on all ranks), say so. Everything else is a
+  // barrier of CPU threads.
   std::optional<at::Device> device = options.device ? options.device : getBoundDeviceId();
-  bool on_cuda = device ? !device->is_cpu() : (!options.device_ids.empty() && inner_if_made("cuda"));
+  bool on_cuda =
+      device ? !device->is_cpu() : (!options.device_ids.empty() && inner_if_made("cuda"));
   return tracked(inner(on_cuda ? "cuda" : "cpu")->barrier(options));
 }
 
@@ -152,28 +168,34 @@ void ProcessGroupTide::monitoredBarrier(const c10d::BarrierOptions& options, boo
   inner("cpu")->monitoredBarrier(options, wait_all_ranks);
 }
 
-WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single, _allgather_base)(
-    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  return tracked(route(input).TIDE_RENAMED(all_gather_single, _allgather_base)(output, input, options));
+WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single,
+                                           _allgather_base)(at::Tensor& output, at::Tensor& input,
+                                                            const c10d::AllgatherOptions& options) {
+  return tracked(
+      route(input).TIDE_RENAMED(all_gather_single, _allgather_base)(output, input, options));
 }
 
 WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single, _reduce_scatter_base)(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   c10d::Backend& backend = route(input);
   if (!needs_premultiply(options.reduceOp, {input})) {
-    return tracked(backend.TIDE_RENAMED(reduce_scatter_single, _reduce_scatter_base)(output, input, options));
+    return tracked(
+        backend.TIDE_RENAMED(reduce_scatter_single, _reduce_scatter_base)(output, input, options));
   }
   at::Tensor scaled = premultiplied(options.reduceOp, {input}).front();
   c10d::ReduceScatterOptions summed = options;
   summed.reduceOp = c10d::ReduceOp::SUM;
-  return tracked(backend.TIDE_RENAMED(reduce_scatter_single, _reduce_scatter_base)(output, scaled, summed));
+  return tracked(
+      backend.TIDE_RENAMED(reduce_scatter_single, _reduce_scatter_base)(output, scaled, summed));
 }
 
-WorkPointer ProcessGroupTide::TIDE_RENAMED(all_to_all_single, alltoall_base)(
-    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
-    const c10d::AllToAllOptions& options) {
-  return tracked(route(input).TIDE_RENAMED(all_to_all_single, alltoall_base)(output, input, output_splits,
-                                                                             input_splits, options));
+WorkPointer ProcessGroupTide::TIDE_RENAMED(all_to_all_single,
+                                           alltoall_base)(at::Tensor& output, at::Tensor& input,
+                                                          std::vector<int64_t>& output_splits,
+                                                          std::vector<int64_t>& input_splits,
+                                                          const c10d::AllToAllOptions& options) {
+  return tracked(route(input).TIDE_RENAMED(all_to_all_single, alltoall_base)(
+      output, input, output_splits, input_splits, options));
 }
 
 #if TIDE_TORCH_MINOR >= 14

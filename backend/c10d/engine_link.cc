@@ -10,9 +10,10 @@ namespace tide {
 
 Status check_process(pid_t process, const std::string& group_name) {
   if (getpid() == process) return Status::ok();
-  return Status(ErrorKind::kInvalidUse,
-                "group '" + group_name + "' belongs to process " + std::to_string(process) +
-                    "; this process was forked from it and cannot use it: make process groups after the fork");
+  return Status(ErrorKind::kInvalidUse, "group '" + group_name + "' belongs to process " +
+                                            std::to_string(process) +
+                                            "; this process was forked from it and cannot use it: "
+                                            "make process groups after the fork");
 }
 
 EngineLink::EngineLink(EngineLinkOptions options, std::shared_ptr<KeyValueStore> store)
@@ -46,7 +47,8 @@ Result<std::shared_ptr<Group>> EngineLink::make() {
   fabric_options.group = options_.group.name;
   fabric_options.deadline = Clock::now() + options_.group.timeout;
   if (options_.node_size > 0) {
-    fabric_options.node = node_identity() + "/" + std::to_string(options_.rank / options_.node_size);
+    fabric_options.node =
+        node_identity() + "/" + std::to_string(options_.rank / options_.node_size);
   }
   Result<std::unique_ptr<Fabric>> fabric = connect_host_fabric(fabric_options, *store_);
   if (!fabric.is_ok()) return fabric.status();
@@ -66,7 +68,8 @@ void EngineLink::set_timeout(std::chrono::milliseconds timeout) {
 
 void EngineLink::abort(const Status& reason) {
   if (getpid() != process_) return;
-  // Not under the lock's protection for long: a call that makes the group may hold it until its deadline.
+  // Not under the lock's protection for long: a call that makes the group may hold it until its
+  // deadline.
   std::shared_ptr<Group> group;
   {
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);

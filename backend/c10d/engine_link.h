@@ -1,8 +1,10 @@
-// The engine's Group of one process group: made at the first operation that needs it, by all ranks in that operation.
+// The engine's Group of one process group: made at the first operation that needs it, by all ranks
+// in that operation.
 //
-// Three ends: a Group; kUnsupported with a reason that is the same on all ranks (they share no host), kept for good; or
-// an error, kept too: no later call may succeed on some ranks only. Thread-safe. In a forked child every call returns an
-// error, and destruction leaks what belongs to the parent.
+// Three ends: a Group; kUnsupported with a reason that is the same on all ranks (they share no
+// host), kept for good; or an error, kept too: no later call may succeed on some ranks only.
+// Thread-safe. In a forked child every call returns an error, and destruction leaks what belongs to
+// the parent.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +24,7 @@ struct EngineLinkOptions {
   GroupOptions group;
   int rank = 0;
   int size = 1;
-  int64_t node_size = 0;   // 0: ranks of one host are one node
+  int64_t node_size = 0;  // 0: ranks of one host are one node
 };
 
 class EngineLink {
@@ -48,7 +50,7 @@ class EngineLink {
   EngineLinkOptions options_;
   std::shared_ptr<KeyValueStore> store_;
   std::shared_ptr<Group> group_;
-  std::optional<Status> refusal_;   // why there is none
+  std::optional<Status> refusal_;  // why there is none
 };
 
 // An error in a process that was forked after the group was made; OK otherwise.

@@ -5,8 +5,8 @@
 namespace tide {
 
 std::exception_ptr dist_backend_error(const Status& status) {
-  return std::make_exception_ptr(
-      c10::DistBackendError({__func__, "tide", static_cast<uint32_t>(__LINE__)}, "tide: " + status.to_string()));
+  return std::make_exception_ptr(c10::DistBackendError(
+      {__func__, "tide", static_cast<uint32_t>(__LINE__)}, "tide: " + status.to_string()));
 }
 
 void throw_if_error(const Status& status) {

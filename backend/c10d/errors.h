@@ -1,4 +1,5 @@
-// The engine's errors as exceptions: DistBackendError for what broke a group, ValueError-like TORCH_CHECK for arguments.
+// The engine's errors as exceptions: DistBackendError for what broke a group, ValueError-like
+// TORCH_CHECK for arguments.
 #pragma once
 
 #include <exception>

@@ -1,13 +1,14 @@
 // The coalesced all-gather and reduce-scatter: tide's own on CPU tensors, through the engine.
 //
-// The path is a function of arguments that are equal on all ranks. Everything a rank can see to be wrong is an error
-// here, before anything is sent; what only a comparison of ranks shows, the engine finds.
+// The path is a function of arguments that are equal on all ranks. Everything a rank can see to be
+// wrong is an error here, before anything is sent; what only a comparison of ranks shows, the
+// engine finds.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
 #include <algorithm>
 #include <set>
 #include <utility>
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include "backend/c10d/errors.h"
 #include "backend/c10d/premultiply.h"
@@ -38,12 +39,13 @@ bool is_floating(DType dtype) {
 }
 
 // Fills `options` for a c10d reduce operation; the reason why it is not tide's otherwise.
-std::string reduce_options(const c10d::ReduceOp& op, const std::vector<TensorView>& inputs, int ranks,
-                           AccumulateOptions* options) {
-  const bool floats =
-      std::all_of(inputs.begin(), inputs.end(), [](const TensorView& input) { return is_floating(input.dtype); });
+std::string reduce_options(const c10d::ReduceOp& op, const std::vector<TensorView>& inputs,
+                           int ranks, AccumulateOptions* options) {
+  const bool floats = std::all_of(inputs.begin(), inputs.end(),
+                                  [](const TensorView& input) { return is_floating(input.dtype); });
   switch (op.op_) {
-    case c10d::ReduceOp::SUM: return "";
+    case c10d::ReduceOp::SUM:
+      return "";
     case c10d::ReduceOp::AVG:
       if (!floats) return "tide does not average integers";
       options->scale = 1.0 / ranks;
@@ -52,9 +54,14 @@ std::string reduce_options(const c10d::ReduceOp& op, const std::vector<TensorVie
       if (!floats) return "tide does not multiply integers";
       options->scale = premultiply_factor(op);
       return "";
-    case c10d::ReduceOp::MIN: options->op = ReduceOp::kMin; return "";
-    case c10d::ReduceOp::MAX: options->op = ReduceOp::kMax; return "";
-    default: return "tide reduces by SUM, AVG, PREMUL_SUM, MIN and MAX only";
+    case c10d::ReduceOp::MIN:
+      options->op = ReduceOp::kMin;
+      return "";
+    case c10d::ReduceOp::MAX:
+      options->op = ReduceOp::kMax;
+      return "";
+    default:
+      return "tide reduces by SUM, AVG, PREMUL_SUM, MIN and MAX only";
   }
 }
 
@@ -64,9 +71,10 @@ TensorLists lists_of(const std::vector<at::Tensor>& outputs, const std::vector<a
 }
 
 bool same_parameters(const std::vector<Parameter>& a, const std::vector<Parameter>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Parameter& x, const Parameter& y) {
-    return x.dtype == y.dtype && x.shard_numel == y.shard_numel && x.rows == y.rows;
-  });
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(), [](const Parameter& x, const Parameter& y) {
+        return x.dtype == y.dtype && x.shard_numel == y.shard_numel && x.rows == y.rows;
+      });
 }
 
 TensorLists subset(const TensorLists& lists, DType input_dtype) {
@@ -102,7 +110,8 @@ WorkPointer ProcessGroupTide::gather_lists(Group& group, const TensorLists& list
   std::vector<void*> outputs;
   for (const TensorView& input : lists.inputs) inputs.push_back(input.data);
   for (const TensorView& output : lists.outputs) outputs.push_back(output.data);
-  auto started = group.gather_list(layout_of(parameters_of(lists.outputs, lists.rows, getSize())), inputs, outputs);
+  auto started = group.gather_list(layout_of(parameters_of(lists.outputs, lists.rows, getSize())),
+                                   inputs, outputs);
   if (started.status().kind() == ErrorKind::kUnsupported) {
     note_delegated(kAllGather, started.status().message());
     return nullptr;
@@ -114,15 +123,15 @@ WorkPointer ProcessGroupTide::gather_lists(Group& group, const TensorLists& list
   return c10::make_intrusive<WorkTide>(std::move(call));
 }
 
-WorkPointer ProcessGroupTide::reduce_lists(Group& group, const TensorLists& lists, DType output_dtype,
-                                           const AccumulateOptions& options) {
+WorkPointer ProcessGroupTide::reduce_lists(Group& group, const TensorLists& lists,
+                                           DType output_dtype, const AccumulateOptions& options) {
   std::lock_guard<std::mutex> lock(call_mutex_);
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   for (const TensorView& input : lists.inputs) inputs.push_back(input.data);
   for (const TensorView& output : lists.outputs) outputs.push_back(output.data);
-  auto started = group.reduce_list(layout_of(parameters_of(lists.inputs, lists.rows, getSize())), inputs, outputs,
-                                   output_dtype, options);
+  auto started = group.reduce_list(layout_of(parameters_of(lists.inputs, lists.rows, getSize())),
+                                   inputs, outputs, output_dtype, options);
   if (started.status().kind() == ErrorKind::kUnsupported) {
     note_delegated(kReduceScatter, started.status().message());
     return nullptr;
@@ -134,8 +143,10 @@ WorkPointer ProcessGroupTide::reduce_lists(Group& group, const TensorLists& list
   return c10::make_intrusive<WorkTide>(std::move(call));
 }
 
-WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single_coalesced, allgather_into_tensor_coalesced)(
-    std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
+WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single_coalesced,
+                                           allgather_into_tensor_coalesced)(
+    std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+    const c10d::AllgatherOptions& options) {
   if (!inputs.empty() && inputs.front().device().is_cpu()) {
     check_own_process();
     const TensorLists lists = lists_of(outputs, inputs, {});
@@ -144,41 +155,47 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single_coalesced, allgathe
     if (!reason.empty()) {
       note_delegated(kAllGather, reason);
     } else {
-      const Status right =
-          check_gather_lists(where("all-gather"), lists.outputs, lists.inputs, {}, getRank(), getSize());
+      const Status right = check_gather_lists(where("all-gather"), lists.outputs, lists.inputs, {},
+                                              getRank(), getSize());
       TORCH_CHECK(right.is_ok(), "tide: ", right.message());
       if (auto group = own_group(kAllGather)) {
         if (WorkPointer work = gather_lists(*group, lists)) return tracked(std::move(work));
       }
     }
   }
-  return tracked(route(inputs).TIDE_RENAMED(all_gather_single_coalesced, allgather_into_tensor_coalesced)(
-      outputs, inputs, options));
+  return tracked(route(inputs).TIDE_RENAMED(
+      all_gather_single_coalesced, allgather_into_tensor_coalesced)(outputs, inputs, options));
 }
 
-WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single_coalesced, reduce_scatter_tensor_coalesced)(
-    std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs, const c10d::ReduceScatterOptions& options) {
+WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single_coalesced,
+                                           reduce_scatter_tensor_coalesced)(
+    std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+    const c10d::ReduceScatterOptions& options) {
   if (!inputs.empty() && inputs.front().device().is_cpu()) {
     check_own_process();
     const TensorLists lists = lists_of(outputs, inputs, {});
     AccumulateOptions accumulate;
-    std::string reason = options_->own_collectives == 0 ? "TIDE_COLLECTIVES=0" : dtype_reason(lists.inputs, true);
-    if (reason.empty()) reason = reduce_options(options.reduceOp, lists.inputs, getSize(), &accumulate);
+    std::string reason =
+        options_->own_collectives == 0 ? "TIDE_COLLECTIVES=0" : dtype_reason(lists.inputs, true);
+    if (reason.empty())
+      reason = reduce_options(options.reduceOp, lists.inputs, getSize(), &accumulate);
     if (!reason.empty()) {
       note_delegated(kReduceScatter, reason);
     } else {
-      const Status right =
-          check_reduce_lists(where("reduce-scatter"), lists.outputs, lists.inputs, {}, getRank(), getSize(), false);
+      const Status right = check_reduce_lists(where("reduce-scatter"), lists.outputs, lists.inputs,
+                                              {}, getRank(), getSize(), false);
       TORCH_CHECK(right.is_ok(), "tide: ", right.message());
       if (auto group = own_group(kReduceScatter)) {
         // One operation per dtype, in the order in which the list first names them.
         std::vector<DType> dtypes;
         for (const TensorView& input : lists.inputs) {
-          if (std::find(dtypes.begin(), dtypes.end(), input.dtype) == dtypes.end()) dtypes.push_back(input.dtype);
+          if (std::find(dtypes.begin(), dtypes.end(), input.dtype) == dtypes.end())
+            dtypes.push_back(input.dtype);
         }
         std::vector<WorkPointer> works;
         for (DType dtype : dtypes) {
-          WorkPointer work = reduce_lists(*group, dtypes.size() == 1 ? lists : subset(lists, dtype), dtype, accumulate);
+          WorkPointer work = reduce_lists(*group, dtypes.size() == 1 ? lists : subset(lists, dtype),
+                                          dtype, accumulate);
           if (!work) break;
           works.push_back(std::move(work));
         }
@@ -191,31 +208,34 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single_coalesced, redu
   }
   c10d::Backend& backend = route(inputs);
   if (!needs_premultiply(options.reduceOp, inputs)) {
-    return tracked(backend.TIDE_RENAMED(reduce_scatter_single_coalesced, reduce_scatter_tensor_coalesced)(
-        outputs, inputs, options));
+    return tracked(backend.TIDE_RENAMED(reduce_scatter_single_coalesced,
+                                        reduce_scatter_tensor_coalesced)(outputs, inputs, options));
   }
   std::vector<at::Tensor> scaled = premultiplied(options.reduceOp, inputs);
   c10d::ReduceScatterOptions summed = options;
   summed.reduceOp = c10d::ReduceOp::SUM;
-  return tracked(backend.TIDE_RENAMED(reduce_scatter_single_coalesced, reduce_scatter_tensor_coalesced)(
-      outputs, scaled, summed));
+  return tracked(backend.TIDE_RENAMED(reduce_scatter_single_coalesced,
+                                      reduce_scatter_tensor_coalesced)(outputs, scaled, summed));
 }
 
 WorkPointer ProcessGroupTide::gather_layout(const std::vector<at::Tensor>& outputs,
-                                            const std::vector<at::Tensor>& inputs, const std::vector<int64_t>& rows) {
+                                            const std::vector<at::Tensor>& inputs,
+                                            const std::vector<int64_t>& rows) {
   const TensorLists lists = lists_of(outputs, inputs, rows);
   const std::string reason = dtype_reason(lists.inputs, false);
   TORCH_CHECK(reason.empty(), "tide: ", where("layout all-gather"), ": ", reason);
-  const Status right =
-      check_gather_lists(where("layout all-gather"), lists.outputs, lists.inputs, rows, getRank(), getSize());
+  const Status right = check_gather_lists(where("layout all-gather"), lists.outputs, lists.inputs,
+                                          rows, getRank(), getSize());
   TORCH_CHECK(right.is_ok(), "tide: ", right.message());
   WorkPointer work = gather_lists(*required_group("layout all-gather"), lists);
   TORCH_CHECK(work, "tide: ", where("layout all-gather"), ": ", why_delegated()[kAllGather]);
   return work;
 }
 
-WorkPointer ProcessGroupTide::reduce_layout(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                                            const std::vector<int64_t>& rows, const std::string& op, double scale) {
+WorkPointer ProcessGroupTide::reduce_layout(const at::Tensor& output,
+                                            const std::vector<at::Tensor>& inputs,
+                                            const std::vector<int64_t>& rows, const std::string& op,
+                                            double scale) {
   const std::string place = where("layout reduce-scatter");
   TensorLists lists = lists_of({output}, inputs, rows);
   const TensorView flat = lists.outputs.front();
@@ -224,7 +244,9 @@ WorkPointer ProcessGroupTide::reduce_layout(const at::Tensor& output, const std:
   for (const TensorView& input : lists.inputs) {
     TensorView part = flat;
     part.numel = input.numel / getSize();
-    part.data = flat.data == nullptr ? nullptr : static_cast<char*>(flat.data) + wanted * dtype_bytes(flat.dtype);
+    part.data = flat.data == nullptr
+                    ? nullptr
+                    : static_cast<char*>(flat.data) + wanted * dtype_bytes(flat.dtype);
     wanted += part.numel;
     lists.outputs.push_back(part);
   }
@@ -233,17 +255,20 @@ WorkPointer ProcessGroupTide::reduce_layout(const at::Tensor& output, const std:
   TORCH_CHECK(reason.empty(), "tide: ", place, ": ", reason);
   const Status flat_right = check_tensor(place, "the flat output", flat, flat.dtype, wanted);
   TORCH_CHECK(flat_right.is_ok(), "tide: ", flat_right.message());
-  const Status right = check_reduce_lists(place, lists.outputs, lists.inputs, rows, getRank(), getSize(), true);
+  const Status right =
+      check_reduce_lists(place, lists.outputs, lists.inputs, rows, getRank(), getSize(), true);
   TORCH_CHECK(right.is_ok(), "tide: ", right.message());
-  const bool one_dtype = std::all_of(lists.inputs.begin(), lists.inputs.end(), [&lists](const TensorView& input) {
-    return input.dtype == lists.inputs.front().dtype;
-  });
+  const bool one_dtype = std::all_of(
+      lists.inputs.begin(), lists.inputs.end(),
+      [&lists](const TensorView& input) { return input.dtype == lists.inputs.front().dtype; });
   TORCH_CHECK(one_dtype, "tide: ", place, ": the inputs must have one dtype");
   AccumulateOptions options;
   options.scale = scale;
-  TORCH_CHECK(op == "sum" || op == "min" || op == "max", "tide: ", place, ": op must be sum, min or max, got ", op);
+  TORCH_CHECK(op == "sum" || op == "min" || op == "max", "tide: ", place,
+              ": op must be sum, min or max, got ", op);
   if (op != "sum") options.op = op == "min" ? ReduceOp::kMin : ReduceOp::kMax;
-  WorkPointer work = reduce_lists(*required_group("layout reduce-scatter"), lists, flat.dtype, options);
+  WorkPointer work =
+      reduce_lists(*required_group("layout reduce-scatter"), lists, flat.dtype, options);
   TORCH_CHECK(work, "tide: ", place, ": ", why_delegated()[kReduceScatter]);
   return work;
 }
@@ -261,7 +286,8 @@ at::Tensor ProcessGroupTide::allocate(const std::vector<int64_t>& sizes, at::Sca
   Result<std::shared_ptr<void>> memory = group->allocate(bytes);
   throw_if_error(memory.status());
   std::shared_ptr<void> hold = memory.value();
-  return at::from_blob(hold.get(), sizes, [hold](void*) mutable { hold.reset(); }, options);
+  return at::from_blob(
+      hold.get(), sizes, [hold](void*) mutable { hold.reset(); }, options);
 }
 
 void ProcessGroupTide::register_tensors(const std::vector<at::Tensor>& tensors) {
@@ -269,14 +295,17 @@ void ProcessGroupTide::register_tensors(const std::vector<at::Tensor>& tensors) 
   std::set<c10::StorageImpl*> seen;
   int64_t bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    TORCH_CHECK(tensors[i].device().is_cpu() && tensors[i].layout() == at::kStrided, "tide: ", where("register"),
-                ": tensor ", i, " wanted dense on cpu, got on ", tensors[i].device());
+    TORCH_CHECK(tensors[i].device().is_cpu() && tensors[i].layout() == at::kStrided,
+                "tide: ", where("register"), ": tensor ", i, " wanted dense on cpu, got on ",
+                tensors[i].device());
     c10::StorageImpl* storage = tensors[i].storage().unsafeGetStorageImpl();
-    if (storage_is_bound(*storage) || storage->nbytes() == 0 || !seen.insert(storage).second) continue;
+    if (storage_is_bound(*storage) || storage->nbytes() == 0 || !seen.insert(storage).second)
+      continue;
     const std::string refusal = movable(*storage);
     TORCH_CHECK(refusal.empty(), "tide: ", where("register"), ": tensor ", i, ": ", refusal);
     storages.push_back(storage);
-    bytes += static_cast<int64_t>((storage->nbytes() + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment);
+    bytes += static_cast<int64_t>((storage->nbytes() + kPlaceAlignment - 1) / kPlaceAlignment *
+                                  kPlaceAlignment);
   }
   std::shared_ptr<Group> group = required_group("register");
   std::lock_guard<std::mutex> lock(call_mutex_);

@@ -1,11 +1,11 @@
-// What a user may set for one process group: tide.Options in Python. Every field left empty is filled from its TIDE_
-// knob (python/tide/knobs.py) before a backend sees it, so C++ code reads final values only.
+// What a user may set for one process group: tide.Options in Python. Every field left empty is
+// filled from its TIDE_ knob (python/tide/knobs.py) before a backend sees it, so C++ code reads
+// final values only.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <string>
-
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace tide {
@@ -20,13 +20,13 @@ struct OptionsTide : c10d::Backend::Options {
   }
 #endif
 
-  std::string inner_cpu;              // c10d backend that serves CPU tensors where tide does not
-  std::string inner_cuda;             // the same for CUDA tensors
-  int64_t node_size = -1;             // cut one host's ranks into nodes of this many; 0: one node
-  std::string memory_mode;            // "in_place" or "slot_reuse"
-  std::string fsdp;                   // "both", "gather", "reduce" or "0"
-  int64_t own_collectives = -1;       // 0: hand the layout collectives to the inner backend too
-  int64_t arena_limit_bytes = -1;     // of this process, all groups together; 0: none
+  std::string inner_cpu;           // c10d backend that serves CPU tensors where tide does not
+  std::string inner_cuda;          // the same for CUDA tensors
+  int64_t node_size = -1;          // cut one host's ranks into nodes of this many; 0: one node
+  std::string memory_mode;         // "in_place" or "slot_reuse"
+  std::string fsdp;                // "both", "gather", "reduce" or "0"
+  int64_t own_collectives = -1;    // 0: hand the layout collectives to the inner backend too
+  int64_t arena_limit_bytes = -1;  // of this process, all groups together; 0: none
   int64_t staging_slice_bytes = -1;
   int64_t landing_slice_bytes = -1;
   int64_t flight_record_size = -1;

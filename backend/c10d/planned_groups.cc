@@ -1,4 +1,5 @@
-// FSDP2's parameter groups as the seam plans and runs them, and what the backend tells about itself.
+// FSDP2's parameter groups as the seam plans and runs them, and what the backend tells about
+// itself.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -25,7 +26,8 @@ std::map<std::string, std::string> ProcessGroupTide::why_delegated() const {
 }
 
 void ProcessGroupTide::raise(const Status& status) const {
-  if (std::exception_ptr interruption = adapter_->interruption()) std::rethrow_exception(interruption);
+  if (std::exception_ptr interruption = adapter_->interruption())
+    std::rethrow_exception(interruption);
   std::rethrow_exception(dist_backend_error(status));
 }
 
@@ -46,7 +48,8 @@ std::shared_ptr<Group> ProcessGroupTide::required_group(const std::string& opera
   return group;
 }
 
-WorkTide::Call ProcessGroupTide::work_call(std::shared_ptr<Operation> operation, c10d::OpType type) {
+WorkTide::Call ProcessGroupTide::work_call(std::shared_ptr<Operation> operation,
+                                           c10d::OpType type) {
   WorkTide::Call call;
   call.operation = std::move(operation);
   call.type = type;
@@ -57,7 +60,8 @@ WorkTide::Call ProcessGroupTide::work_call(std::shared_ptr<Operation> operation,
   return call;
 }
 
-std::vector<PlanAnswer> ProcessGroupTide::plan(const std::vector<PlanRequest>& requests, int prefetch_depth) {
+std::vector<PlanAnswer> ProcessGroupTide::plan(const std::vector<PlanRequest>& requests,
+                                               int prefetch_depth) {
   std::shared_ptr<Group> group = own_group("plan");
   if (!group) {
     PlanAnswer refused;
@@ -73,35 +77,38 @@ std::vector<PlanAnswer> ProcessGroupTide::plan(const std::vector<PlanRequest>& r
   return answers.value();
 }
 
-c10::intrusive_ptr<GatherWork> ProcessGroupTide::gather_planned(int plan, const std::vector<at::Tensor>& shards,
-                                                                const std::vector<at::Tensor>& outputs) {
+c10::intrusive_ptr<GatherWork> ProcessGroupTide::gather_planned(
+    int plan, const std::vector<at::Tensor>& shards, const std::vector<at::Tensor>& outputs) {
   std::shared_ptr<Group> group = required_group("gather");
   std::lock_guard<std::mutex> lock(call_mutex_);
   const std::string place = where("gather of plan " + std::to_string(plan));
   auto found = plans_.find(plan);
   TORCH_CHECK(found != plans_.end(), "tide: ", place, ": there is no such plan");
   const std::vector<Parameter>& parameters = found->second;
-  TORCH_CHECK(shards.size() == parameters.size() && outputs.size() == parameters.size(), "tide: ", place, ": wanted ",
-              parameters.size(), " shards and outputs, got ", shards.size(), " and ", outputs.size());
+  TORCH_CHECK(shards.size() == parameters.size() && outputs.size() == parameters.size(),
+              "tide: ", place, ": wanted ", parameters.size(), " shards and outputs, got ",
+              shards.size(), " and ", outputs.size());
   GatherCall call;
   call.plan = plan;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = parameters[i];
     const TensorView view = view_of(shards[i], false);
-    const Status right = check_tensor(place, "the shard of '" + parameter.name + "'", view, parameter.shard_dtype,
-                                      parameter.shard_numel);
+    const Status right = check_tensor(place, "the shard of '" + parameter.name + "'", view,
+                                      parameter.shard_dtype, parameter.shard_numel);
     TORCH_CHECK(right.is_ok(), "tide: ", right.message());
     const at::Tensor& output = outputs[i];
     TORCH_CHECK(output.device().is_cpu() && dtype_of(output.scalar_type()) == parameter.dtype &&
-                    output.numel() <= parameter.shard_numel * getSize() && output.storage_offset() == 0,
+                    output.numel() <= parameter.shard_numel * getSize() &&
+                    output.storage_offset() == 0,
                 "tide: ", place, ": the output of '", parameter.name, "' wanted on cpu, of dtype ",
                 dtype_name(parameter.dtype), ", with at most ", parameter.shard_numel * getSize(),
                 " elements from its storage's start; got on ", output.device(), ", of dtype ",
                 c10::toString(output.scalar_type()), ", with ", output.numel(), " from element ",
                 output.storage_offset());
     const c10::StorageImpl& storage = *output.storage().unsafeGetStorageImpl();
-    TORCH_CHECK(storage.nbytes() == 0 && storage.resizable(), "tide: ", place, ": the storage of '", parameter.name,
-                "' wanted empty and resizable, got ", storage.nbytes(), " bytes; free it by resize_(0) first");
+    TORCH_CHECK(storage.nbytes() == 0 && storage.resizable(), "tide: ", place, ": the storage of '",
+                parameter.name, "' wanted empty and resizable, got ", storage.nbytes(),
+                " bytes; free it by resize_(0) first");
     call.shards.push_back(view.data);
   }
   Result<GatherStarted> started = group->gather(call);
@@ -111,12 +118,15 @@ c10::intrusive_ptr<GatherWork> ProcessGroupTide::gather_planned(int plan, const 
   }
   throw_if_error(started.status());
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto bytes = static_cast<size_t>(parameters[i].shard_numel * getSize() * dtype_bytes(parameters[i].dtype));
-    const std::string refusal = bind_storage(*outputs[i].storage().unsafeGetStorageImpl(), started.value().places[i],
-                                             bytes, started.value().lease);
+    const auto bytes = static_cast<size_t>(parameters[i].shard_numel * getSize() *
+                                           dtype_bytes(parameters[i].dtype));
+    const std::string refusal =
+        bind_storage(*outputs[i].storage().unsafeGetStorageImpl(), started.value().places[i], bytes,
+                     started.value().lease);
     TORCH_CHECK(refusal.empty(), "tide: ", place, ": '", parameters[i].name, "': ", refusal);
   }
-  WorkTide::Call work = work_call(started.value().operation, c10d::OpType::ALLGATHER_INTO_TENSOR_COALESCED);
+  WorkTide::Call work =
+      work_call(started.value().operation, c10d::OpType::ALLGATHER_INTO_TENSOR_COALESCED);
   work.inputs = shards;
   return c10::make_intrusive<GatherWork>(std::move(work), started.value().slot);
 }
@@ -136,8 +146,8 @@ c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedRed
   TORCH_CHECK(found != plans_.end(), "tide: ", place, ": there is no such plan");
   const std::vector<Parameter>& parameters = found->second;
   const size_t count = call.parameters.size();
-  TORCH_CHECK(call.gradients.size() == count, "tide: ", place, ": wanted one gradient per parameter, got ",
-              call.gradients.size(), " for ", count);
+  TORCH_CHECK(call.gradients.size() == count, "tide: ", place,
+              ": wanted one gradient per parameter, got ", call.gradients.size(), " for ", count);
 
   // The flat output follows the caller's order, the engine wants ascending parameters.
   std::vector<size_t> order(count);
@@ -148,8 +158,8 @@ c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedRed
   int64_t wanted = 0;
   for (size_t i = 0; i < count; ++i) {
     const int p = call.parameters[i];
-    TORCH_CHECK(p >= 0 && p < static_cast<int>(parameters.size()), "tide: ", place, ": parameter ", p,
-                " is not one of the plan's ", parameters.size());
+    TORCH_CHECK(p >= 0 && p < static_cast<int>(parameters.size()), "tide: ", place, ": parameter ",
+                p, " is not one of the plan's ", parameters.size());
     offsets[i] = wanted;
     wanted += parameters[p].shard_numel;
   }
@@ -168,8 +178,8 @@ c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedRed
   for (size_t i : order) {
     const Parameter& parameter = parameters[call.parameters[i]];
     const TensorView gradient = view_of(call.gradients[i], false);
-    const Status right = check_tensor(place, "the gradient of '" + parameter.name + "'", gradient, gradient.dtype,
-                                      parameter.unsharded_numel);
+    const Status right = check_tensor(place, "the gradient of '" + parameter.name + "'", gradient,
+                                      gradient.dtype, parameter.unsharded_numel);
     TORCH_CHECK(right.is_ok(), "tide: ", right.message());
     reduce.parameters.push_back(call.parameters[i]);
     reduce.gradient_dtypes.push_back(gradient.dtype);

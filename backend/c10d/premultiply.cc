@@ -5,7 +5,8 @@
 namespace tide {
 
 bool needs_premultiply(const c10d::ReduceOp& op, const std::vector<at::Tensor>& tensors) {
-  return op.op_ == c10d::ReduceOp::PREMUL_SUM && (tensors.empty() || tensors.front().device().is_cpu());
+  return op.op_ == c10d::ReduceOp::PREMUL_SUM &&
+         (tensors.empty() || tensors.front().device().is_cpu());
 }
 
 double premultiply_factor(const c10d::ReduceOp& op) {
@@ -23,12 +24,14 @@ void premultiply_in_place(const c10d::ReduceOp& op, const std::vector<at::Tensor
   }
 }
 
-std::vector<at::Tensor> premultiplied(const c10d::ReduceOp& op, const std::vector<at::Tensor>& tensors) {
+std::vector<at::Tensor> premultiplied(const c10d::ReduceOp& op,
+                                      const std::vector<at::Tensor>& tensors) {
   double factor = premultiply_factor(op);
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> scaled;
   scaled.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) scaled.push_back(tensor.mul(factor).to(tensor.scalar_type()));
+  for (const at::Tensor& tensor : tensors)
+    scaled.push_back(tensor.mul(factor).to(tensor.scalar_type()));
   return scaled;
 }
 

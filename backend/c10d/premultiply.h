@@ -1,10 +1,9 @@
-// PREMUL_SUM for inner backends that know sums only (Gloo): the inputs are scaled in their own dtype, then summed,
-// which is what NCCL does. CUDA tensors are left to the inner backend.
+// PREMUL_SUM for inner backends that know sums only (Gloo): the inputs are scaled in their own
+// dtype, then summed, which is what NCCL does. CUDA tensors are left to the inner backend.
 #pragma once
 
-#include <vector>
-
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
 
 namespace tide {
 
@@ -14,6 +13,7 @@ bool needs_premultiply(const c10d::ReduceOp& op, const std::vector<at::Tensor>& 
 double premultiply_factor(const c10d::ReduceOp& op);
 
 void premultiply_in_place(const c10d::ReduceOp& op, const std::vector<at::Tensor>& tensors);
-std::vector<at::Tensor> premultiplied(const c10d::ReduceOp& op, const std::vector<at::Tensor>& tensors);
+std::vector<at::Tensor> premultiplied(const c10d::ReduceOp& op,
+                                      const std::vector<at::Tensor>& tensors);
 
 }  // namespace tide

@@ -40,14 +40,17 @@ ProcessGroupTide::ProcessGroupTide(c10::intrusive_ptr<c10d::Store> store, int ra
 
 ProcessGroupTide::~ProcessGroupTide() {
   if (getpid() != process_) {
-    // A forked child: the inner backends' threads live in the parent, and joining them would wait for ever.
+    // A forked child: the inner backends' threads live in the parent, and joining them would wait
+    // for ever.
     new std::map<std::string, BackendPointer>(std::move(inners_));
     return;
   }
   drop_inners();
 }
 
-void ProcessGroupTide::check_own_process() const { throw_if_error(check_process(process_, options_->group_name)); }
+void ProcessGroupTide::check_own_process() const {
+  throw_if_error(check_process(process_, options_->group_name));
+}
 
 BackendPointer ProcessGroupTide::inner(const std::string& device_type) {
   check_own_process();
@@ -55,11 +58,13 @@ BackendPointer ProcessGroupTide::inner(const std::string& device_type) {
   auto found = inners_.find(device_type);
   if (found != inners_.end()) return found->second;
   BackendPointer made = edge_.make_inner(device_type);
-  TORCH_CHECK(made, "tide group '", options_->group_name, "' has no inner backend for ", device_type, " tensors");
+  TORCH_CHECK(made, "tide group '", options_->group_name, "' has no inner backend for ",
+              device_type, " tensors");
   made->setGroupUid(getGroupUid());
   made->setGroupDesc(getGroupDesc());
   auto bound = getBoundDeviceId();
-  if (bound && c10::DeviceTypeName(bound->type(), true) == device_type) made->setBoundDeviceId(bound);
+  if (bound && c10::DeviceTypeName(bound->type(), true) == device_type)
+    made->setBoundDeviceId(bound);
   inners_.emplace(device_type, made);
   return made;
 }
@@ -97,13 +102,15 @@ void ProcessGroupTide::drop_inners() {
 
 void ProcessGroupTide::startCoalescing() {
   std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  TORCH_CHECK(!coalescing_, "tide group '", options_->group_name, "': coalescing regions do not nest");
+  TORCH_CHECK(!coalescing_, "tide group '", options_->group_name,
+              "': coalescing regions do not nest");
   coalescing_ = true;
 }
 
 WorkPointer ProcessGroupTide::endCoalescing() {
   std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  TORCH_CHECK(coalescing_, "tide group '", options_->group_name, "': endCoalescing without startCoalescing");
+  TORCH_CHECK(coalescing_, "tide group '", options_->group_name,
+              "': endCoalescing without startCoalescing");
   coalescing_ = false;
   std::vector<WorkPointer> works = std::exchange(coalesced_works_, {});
   if (BackendPointer inner = std::exchange(coalescing_inner_, nullptr)) {
@@ -120,11 +127,13 @@ WorkPointer ProcessGroupTide::tracked(WorkPointer work) {
   return work;
 }
 
-BackendPointer ProcessGroupTide::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+BackendPointer ProcessGroupTide::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                       const std::vector<int>& ranks,
                                        const c10::intrusive_ptr<Options>& options) {
   auto position = std::find(ranks.begin(), ranks.end(), getRank());
   if (position == ranks.end()) return nullptr;
-  return edge_.make_child(store, static_cast<int>(position - ranks.begin()), static_cast<int>(ranks.size()), options);
+  return edge_.make_child(store, static_cast<int>(position - ranks.begin()),
+                          static_cast<int>(ranks.size()), options);
 }
 
 void ProcessGroupTide::setTimeout(std::chrono::milliseconds timeout) {
@@ -152,7 +161,8 @@ uint64_t ProcessGroupTide::getSequenceNumberForGroup() {
   return (cuda ? cuda : inner("cpu"))->getSequenceNumberForGroup();
 }
 
-void ProcessGroupTide::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+void ProcessGroupTide::registerOnCompletionHook(
+    std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   inner("cuda")->registerOnCompletionHook(std::move(hook));
 }
 
@@ -172,7 +182,9 @@ c10d::ErrorType ProcessGroupTide::getError() {
   return c10d::ErrorType::SUCCESS;
 }
 
-std::shared_ptr<c10::Allocator> ProcessGroupTide::getMemAllocator() { return inner("cuda")->getMemAllocator(); }
+std::shared_ptr<c10::Allocator> ProcessGroupTide::getMemAllocator() {
+  return inner("cuda")->getMemAllocator();
+}
 
 at::Tensor ProcessGroupTide::allocateTensor(long size, at::TensorOptions options) {
   return inner(options.device().is_cpu() ? "cpu" : "cuda")->allocateTensor(size, options);

@@ -1,10 +1,12 @@
-// The c10d backend "tide": serves the layout collectives itself, hands every other operation to an inner backend chosen
-// by the tensors' device. c10d's ProcessGroup owns it and calls it without the GIL.
+// The c10d backend "tide": serves the layout collectives itself, hands every other operation to an
+// inner backend chosen by the tensors' device. c10d's ProcessGroup owns it and calls it without the
+// GIL.
 //
-// Inner backends come from Python (PythonEdge::make_inner), the one for a device at its first use, which all ranks of
-// the group make together. They go when this object goes, with the GIL released: their destructors join threads that
-// may need it. Methods may be called from several threads; c10d asks for the same order of collectives on all ranks.
-// After abort() operations of the group raise; after shutdown() nothing of it runs any more.
+// Inner backends come from Python (PythonEdge::make_inner), the one for a device at its first use,
+// which all ranks of the group make together. They go when this object goes, with the GIL released:
+// their destructors join threads that may need it. Methods may be called from several threads; c10d
+// asks for the same order of collectives on all ranks. After abort() operations of the group raise;
+// after shutdown() nothing of it runs any more.
 #pragma once
 
 #include <sys/types.h>
@@ -15,10 +17,9 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
-
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "backend/c10d/engine_link.h"
 #include "backend/c10d/options.h"
@@ -27,7 +28,8 @@
 #include "backend/c10d/work_tide.h"
 #include "backend/layout/group_layout.h"
 
-// torch 2.14 gave five operations new names and forwards the old ones to them; earlier ones know the old names only.
+// torch 2.14 gave five operations new names and forwards the old ones to them; earlier ones know
+// the old names only.
 #if TIDE_TORCH_MINOR >= 14
 #define TIDE_RENAMED(new_name, old_name) new_name
 #else
@@ -45,8 +47,9 @@ struct PythonEdge {
   std::function<BackendPointer(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                const c10::intrusive_ptr<c10d::Backend::Options>& options)>
       make_child;
-  std::function<void(const std::function<void()>&)> without_gil;  // runs its argument with the GIL released
-  std::function<void()> check_signals;                            // throws when a signal handler raised
+  std::function<void(const std::function<void()>&)>
+      without_gil;                      // runs its argument with the GIL released
+  std::function<void()> check_signals;  // throws when a signal handler raised
 };
 
 // One coalesced call: tensors to keep, and what the engine reads of them.
@@ -55,7 +58,7 @@ struct TensorLists {
   std::vector<at::Tensor> input_tensors;
   std::vector<TensorView> outputs;
   std::vector<TensorView> inputs;
-  std::vector<int64_t> rows;   // empty: all 1
+  std::vector<int64_t> rows;  // empty: all 1
 };
 
 class ProcessGroupTide : public c10d::Backend {
@@ -78,21 +81,28 @@ class ProcessGroupTide : public c10d::Backend {
   BackendPointer split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                        const c10::intrusive_ptr<Options>& options) override;
 
-  WorkPointer broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override;
-  WorkPointer allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
-  WorkPointer allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPointer broadcast(std::vector<at::Tensor>& tensors,
+                        const c10d::BroadcastOptions& options) override;
+  WorkPointer allreduce(std::vector<at::Tensor>& tensors,
+                        const c10d::AllreduceOptions& options) override;
+  WorkPointer allreduce_sparse(std::vector<at::Tensor>& tensors,
+                               const c10d::AllreduceOptions& options) override;
   WorkPointer allreduce_coalesced(std::vector<at::Tensor>& tensors,
                                   const c10d::AllreduceCoalescedOptions& options) override;
   WorkPointer reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) override;
-  WorkPointer allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+  WorkPointer allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                        std::vector<at::Tensor>& inputs,
                         const c10d::AllgatherOptions& options) override;
-  WorkPointer allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+  WorkPointer allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
+                                  std::vector<at::Tensor>& inputs,
                                   const c10d::AllgatherOptions& options) override;
   WorkPointer gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                      const c10d::GatherOptions& options) override;
-  WorkPointer scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+  WorkPointer scatter(std::vector<at::Tensor>& outputs,
+                      std::vector<std::vector<at::Tensor>>& inputs,
                       const c10d::ScatterOptions& options) override;
-  WorkPointer reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+  WorkPointer reduce_scatter(std::vector<at::Tensor>& outputs,
+                             std::vector<std::vector<at::Tensor>>& inputs,
                              const c10d::ReduceScatterOptions& options) override;
   WorkPointer alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                        const c10d::AllToAllOptions& options) override;
@@ -102,14 +112,16 @@ class ProcessGroupTide : public c10d::Backend {
   WorkPointer barrier(const c10d::BarrierOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
-  WorkPointer TIDE_RENAMED(all_gather_single, _allgather_base)(at::Tensor& output, at::Tensor& input,
-                                                               const c10d::AllgatherOptions& options) override;
+  WorkPointer TIDE_RENAMED(all_gather_single,
+                           _allgather_base)(at::Tensor& output, at::Tensor& input,
+                                            const c10d::AllgatherOptions& options) override;
   WorkPointer TIDE_RENAMED(reduce_scatter_single, _reduce_scatter_base)(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
-  WorkPointer TIDE_RENAMED(all_to_all_single, alltoall_base)(at::Tensor& output, at::Tensor& input,
-                                                             std::vector<int64_t>& output_splits,
-                                                             std::vector<int64_t>& input_splits,
-                                                             const c10d::AllToAllOptions& options) override;
+  WorkPointer TIDE_RENAMED(all_to_all_single,
+                           alltoall_base)(at::Tensor& output, at::Tensor& input,
+                                          std::vector<int64_t>& output_splits,
+                                          std::vector<int64_t>& input_splits,
+                                          const c10d::AllToAllOptions& options) override;
   WorkPointer TIDE_RENAMED(all_gather_single_coalesced, allgather_into_tensor_coalesced)(
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::AllgatherOptions& options) override;
@@ -117,7 +129,8 @@ class ProcessGroupTide : public c10d::Backend {
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::ReduceScatterOptions& options) override;
 #if TIDE_TORCH_MINOR >= 14
-  WorkPointer gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) override;
+  WorkPointer gather_single(at::Tensor& output, at::Tensor& input,
+                            const c10d::GatherOptions& options) override;
   bool supportsTimeEstimation() const override;
   void startTimeEstimate() override;
   float endTimeEstimate() override;
@@ -131,7 +144,8 @@ class ProcessGroupTide : public c10d::Backend {
   void setSequenceNumberForGroup() override;
   uint64_t getSequenceNumberForGroup() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
-  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void registerOnCompletionHook(
+      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override;
   void setGroupUid(const std::string& uid) override;
@@ -162,19 +176,22 @@ class ProcessGroupTide : public c10d::Backend {
   // tide.empty, tide.register and described lists. In layout_collectives.cc.
   at::Tensor allocate(const std::vector<int64_t>& sizes, at::ScalarType dtype);
   void register_tensors(const std::vector<at::Tensor>& tensors);
-  WorkPointer gather_layout(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+  WorkPointer gather_layout(const std::vector<at::Tensor>& outputs,
+                            const std::vector<at::Tensor>& inputs,
                             const std::vector<int64_t>& rows);
   WorkPointer reduce_layout(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                             const std::vector<int64_t>& rows, const std::string& op, double scale);
 
   std::map<std::string, int64_t> counters() const;
   std::string flight_record() const;
-  // Operation name -> reason of its last delegation, for operations that tide has a path of its own for.
+  // Operation name -> reason of its last delegation, for operations that tide has a path of its own
+  // for.
   std::map<std::string, std::string> why_delegated() const;
 
  private:
-  // The engine's group, made now if need be (collective then). Null when `operation` must be delegated: the reason is
-  // noted, and the same on all ranks. Throws DistBackendError when the group is broken.
+  // The engine's group, made now if need be (collective then). Null when `operation` must be
+  // delegated: the reason is noted, and the same on all ranks. Throws DistBackendError when the
+  // group is broken.
   std::shared_ptr<Group> own_group(const std::string& operation);
   // Throws what interrupted a wait for the store, else DistBackendError.
   [[noreturn]] void raise(const Status& status) const;
@@ -184,7 +201,8 @@ class ProcessGroupTide : public c10d::Backend {
   WorkTide::Call work_call(std::shared_ptr<Operation> operation, c10d::OpType type);
   // The group for one of `operation`'s direct calls, which cannot be delegated.
   std::shared_ptr<Group> required_group(const std::string& operation);
-  // The two collectives on lists that were checked. Null when the engine refuses, on all ranks alike.
+  // The two collectives on lists that were checked. Null when the engine refuses, on all ranks
+  // alike.
   WorkPointer gather_lists(Group& group, const TensorLists& lists);
   WorkPointer reduce_lists(Group& group, const TensorLists& lists, DType output_dtype,
                            const AccumulateOptions& options);
@@ -203,14 +221,14 @@ class ProcessGroupTide : public c10d::Backend {
   const PythonEdge edge_;
   const pid_t process_;
 
-  mutable std::mutex inner_mutex_;                  // guards inners_; held while one is made
-  std::map<std::string, BackendPointer> inners_;    // by device type
+  mutable std::mutex inner_mutex_;                // guards inners_; held while one is made
+  std::map<std::string, BackendPointer> inners_;  // by device type
 
   const std::shared_ptr<StoreAdapter> adapter_;
   EngineLink engine_;
-  std::mutex call_mutex_;                           // the engine wants one call at a time
+  std::mutex call_mutex_;  // the engine wants one call at a time
   uint64_t calls_ = 0;
-  std::map<int, std::vector<Parameter>> plans_;     // accepted ones, by the engine's number
+  std::map<int, std::vector<Parameter>> plans_;  // accepted ones, by the engine's number
   std::vector<std::shared_ptr<const GroupLayout>> layouts_;  // of recent lists, newest last
   mutable std::mutex delegated_mutex_;
   std::map<std::string, std::string> delegated_;
@@ -218,7 +236,7 @@ class ProcessGroupTide : public c10d::Backend {
   std::mutex coalescing_mutex_;
   bool coalescing_ = false;
   std::vector<WorkPointer> coalesced_works_;
-  BackendPointer coalescing_inner_;                 // the CUDA one, once an operation of the region reached it
+  BackendPointer coalescing_inner_;  // the CUDA one, once an operation of the region reached it
 };
 
 }  // namespace tide

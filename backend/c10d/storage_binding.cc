@@ -1,9 +1,9 @@
 #include "backend/c10d/storage_binding.h"
 
+#include <c10/core/CPUAllocator.h>
+
 #include <cstring>
 #include <utility>
-
-#include <c10/core/CPUAllocator.h>
 
 namespace tide {
 namespace {
@@ -19,12 +19,15 @@ c10::DataPtr data_pointer(void* address, KeepAlive keep_alive, c10::Device devic
 
 }  // namespace
 
-std::string bind_storage(c10::StorageImpl& storage, void* address, size_t bytes, std::shared_ptr<void> keep_alive) {
+std::string bind_storage(c10::StorageImpl& storage, void* address, size_t bytes,
+                         std::shared_ptr<void> keep_alive) {
   if (bytes == 0) return "";
-  if (storage_is_bound(storage) && storage.mutable_data() == address && storage.nbytes() == bytes) return "";
+  if (storage_is_bound(storage) && storage.mutable_data() == address && storage.nbytes() == bytes)
+    return "";
   if (!storage.resizable()) return "its storage cannot be resized";
   if (storage.nbytes() != 0) {
-    return "its storage wanted empty, got " + std::to_string(storage.nbytes()) + " bytes; free it by resize_(0) first";
+    return "its storage wanted empty, got " + std::to_string(storage.nbytes()) +
+           " bytes; free it by resize_(0) first";
   }
   storage.set_data_ptr_noswap(data_pointer(address, std::move(keep_alive), storage.device()));
   storage.set_nbytes(bytes);
@@ -43,6 +46,8 @@ void move_storage(c10::StorageImpl& storage, void* address, std::shared_ptr<void
   storage.set_resizable(false);
 }
 
-bool storage_is_bound(const c10::StorageImpl& storage) { return storage.data_ptr().get_deleter() == &release; }
+bool storage_is_bound(const c10::StorageImpl& storage) {
+  return storage.data_ptr().get_deleter() == &release;
+}
 
 }  // namespace tide

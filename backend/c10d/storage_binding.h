@@ -1,20 +1,24 @@
-// Storage surgery: a tensor's storage made to lie in memory that tide owns. Includes only torch's cheap headers.
+// Storage surgery: a tensor's storage made to lie in memory that tide owns. Includes only torch's
+// cheap headers.
 #pragma once
+
+#include <c10/core/StorageImpl.h>
 
 #include <cstddef>
 #include <memory>
 #include <string>
 
-#include <c10/core/StorageImpl.h>
-
 namespace tide {
 
-// Lets an empty storage (resized to 0) hold `bytes` bytes at `address`, for as long as torch likes: all tensors and views
-// of it read there. `keep_alive` is dropped, once, when torch frees the storage (resize to 0, or its end), on the thread
-// that does it. A storage that lies there already is left alone. Returns an empty string, or why it cannot be bound.
-std::string bind_storage(c10::StorageImpl& storage, void* address, size_t bytes, std::shared_ptr<void> keep_alive);
+// Lets an empty storage (resized to 0) hold `bytes` bytes at `address`, for as long as torch likes:
+// all tensors and views of it read there. `keep_alive` is dropped, once, when torch frees the
+// storage (resize to 0, or its end), on the thread that does it. A storage that lies there already
+// is left alone. Returns an empty string, or why it cannot be bound.
+std::string bind_storage(c10::StorageImpl& storage, void* address, size_t bytes,
+                         std::shared_ptr<void> keep_alive);
 
-// Why move_storage() may not move it: memory that torch's CPU allocator did not give. Empty: it may.
+// Why move_storage() may not move it: memory that torch's CPU allocator did not give. Empty: it
+// may.
 std::string movable(const c10::StorageImpl& storage);
 
 // Moves a movable storage to `address` with its bytes, and fixes its size.

@@ -12,7 +12,8 @@ constexpr std::chrono::milliseconds kLongestPause{50};
 
 }  // namespace
 
-StoreAdapter::StoreAdapter(const c10::intrusive_ptr<c10d::Store>& store, std::function<void()> check_signals)
+StoreAdapter::StoreAdapter(const c10::intrusive_ptr<c10d::Store>& store,
+                           std::function<void()> check_signals)
     : store_(store), check_signals_(std::move(check_signals)) {}
 
 c10d::Store& StoreAdapter::clone() {
@@ -34,7 +35,8 @@ Result<std::string> StoreAdapter::get(const std::string& key, Deadline deadline)
     std::chrono::milliseconds pause = kShortestPause;
     while (!clone().check({key})) {
       if (Clock::now() >= deadline) {
-        return Status(ErrorKind::kTimeout, "no rank has set key '" + key + "' in the store in time");
+        return Status(ErrorKind::kTimeout,
+                      "no rank has set key '" + key + "' in the store in time");
       }
       std::this_thread::sleep_for(pause);
       pause = std::min(pause * 2, kLongestPause);
@@ -43,7 +45,8 @@ Result<std::string> StoreAdapter::get(const std::string& key, Deadline deadline)
           check_signals_();
         } catch (...) {
           interruption_ = std::current_exception();
-          return Status(ErrorKind::kSystem, "interrupted while waiting for key '" + key + "' in the store");
+          return Status(ErrorKind::kSystem,
+                        "interrupted while waiting for key '" + key + "' in the store");
         }
       }
     }

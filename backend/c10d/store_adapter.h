@@ -5,7 +5,6 @@
 #include <functional>
 #include <mutex>
 #include <string>
-
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "transports/fabric.h"

@@ -11,7 +11,7 @@ struct Range {
   uintptr_t begin;
   uintptr_t end;
   bool written;
-  bool output;   // which list it is from, for its name
+  bool output;  // which list it is from, for its name
   size_t index;
 };
 
@@ -28,14 +28,16 @@ Status check_one(const std::string& where, const TensorView& tensor, const std::
     return invalid(where, name + " wanted on cpu like the others, got on " + tensor.device);
   }
   if (!tensor.contiguous) {
-    return invalid(where, name + " wanted contiguous, got a strided view; pass tensor.contiguous()");
+    return invalid(where,
+                   name + " wanted contiguous, got a strided view; pass tensor.contiguous()");
   }
   return Status::ok();
 }
 
 // What is written may not share memory with anything else.
 Status check_overlaps(const std::string& where, std::vector<Range> ranges) {
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
   // Only the range that reaches furthest so far, of each kind, can touch the next one.
   const Range* furthest_written = nullptr;
   const Range* furthest_any = nullptr;
@@ -43,33 +45,38 @@ Status check_overlaps(const std::string& where, std::vector<Range> ranges) {
     const Range* other = range.written ? furthest_any : furthest_written;
     if (other != nullptr && other->end > range.begin) {
       return invalid(where, tensor_name(range.output, range.index) + " wanted apart from " +
-                                tensor_name(other->output, other->index) + ", got memory that overlaps");
+                                tensor_name(other->output, other->index) +
+                                ", got memory that overlaps");
     }
     if (furthest_any == nullptr || range.end > furthest_any->end) furthest_any = &range;
-    if (range.written && (furthest_written == nullptr || range.end > furthest_written->end)) furthest_written = &range;
+    if (range.written && (furthest_written == nullptr || range.end > furthest_written->end))
+      furthest_written = &range;
   }
   return Status::ok();
 }
 
-// shards[i] is one of `ranks` equal parts of wholes[i]. `shards_are_outputs` says which list is which, for messages.
+// shards[i] is one of `ranks` equal parts of wholes[i]. `shards_are_outputs` says which list is
+// which, for messages.
 Status check_pairs(const std::string& where, const std::vector<TensorView>& wholes,
                    const std::vector<TensorView>& shards, bool shards_are_outputs, bool same_dtype,
                    const std::vector<int64_t>& rows, int rank, int ranks) {
   if (wholes.size() != shards.size()) {
     const size_t outputs = shards_are_outputs ? shards.size() : wholes.size();
     const size_t inputs = shards_are_outputs ? wholes.size() : shards.size();
-    return invalid(where, "wanted one output per input, got " + std::to_string(outputs) + " outputs and " +
-                              std::to_string(inputs) + " inputs");
+    return invalid(where, "wanted one output per input, got " + std::to_string(outputs) +
+                              " outputs and " + std::to_string(inputs) + " inputs");
   }
   if (!rows.empty() && rows.size() != shards.size()) {
-    return invalid(where, "wanted one number of rows per tensor, got " + std::to_string(rows.size()) + " for " +
+    return invalid(where, "wanted one number of rows per tensor, got " +
+                              std::to_string(rows.size()) + " for " +
                               std::to_string(shards.size()) + " tensors");
   }
   std::vector<Range> ranges;
   ranges.reserve(2 * shards.size());
   auto add = [&ranges](const TensorView& tensor, bool written, bool output, size_t index) {
     auto begin = reinterpret_cast<uintptr_t>(tensor.data);
-    ranges.push_back({begin, begin + static_cast<uintptr_t>(tensor.bytes()), written, output, index});
+    ranges.push_back(
+        {begin, begin + static_cast<uintptr_t>(tensor.bytes()), written, output, index});
   };
   for (size_t i = 0; i < shards.size(); ++i) {
     const TensorView& whole = wholes[i];
@@ -84,20 +91,22 @@ Status check_pairs(const std::string& where, const std::vector<TensorView>& whol
                                 (shards_are_outputs ? shard : whole).type_name);
     }
     if (whole.numel != shard.numel * ranks) {
-      return invalid(where, whole_name + " wanted with " + std::to_string(shard.numel * ranks) + " elements (" +
-                                std::to_string(ranks) + " ranks x " + std::to_string(shard.numel) + " of " + shard_name +
-                                "), got " + std::to_string(whole.numel));
+      return invalid(where, whole_name + " wanted with " + std::to_string(shard.numel * ranks) +
+                                " elements (" + std::to_string(ranks) + " ranks x " +
+                                std::to_string(shard.numel) + " of " + shard_name + "), got " +
+                                std::to_string(whole.numel));
     }
     const int64_t row_count = rows.empty() ? 1 : rows[i];
     if (row_count < 1 || shard.numel % row_count != 0) {
       return invalid(where, shard_name + " wanted with a number of rows that divides its " +
-                                std::to_string(shard.numel) + " elements, got " + std::to_string(row_count));
+                                std::to_string(shard.numel) + " elements, got " +
+                                std::to_string(row_count));
     }
     if (shard.numel == 0) continue;
     // In place, the two tensors are one range of memory: the whole one stands for both.
     const bool in_place = row_count == 1 && whole.dtype == shard.dtype &&
                           static_cast<const char*>(shard.data) ==
-                                                static_cast<const char*>(whole.data) + rank * shard.bytes();
+                              static_cast<const char*>(whole.data) + rank * shard.bytes();
     add(whole, !shards_are_outputs || in_place, !shards_are_outputs, i);
     if (!in_place) add(shard, shards_are_outputs, shards_are_outputs, i);
   }
@@ -107,19 +116,19 @@ Status check_pairs(const std::string& where, const std::vector<TensorView>& whol
 }  // namespace
 
 Status check_gather_lists(const std::string& where, const std::vector<TensorView>& outputs,
-                          const std::vector<TensorView>& inputs, const std::vector<int64_t>& rows, int rank,
-                          int ranks) {
+                          const std::vector<TensorView>& inputs, const std::vector<int64_t>& rows,
+                          int rank, int ranks) {
   return check_pairs(where, outputs, inputs, false, true, rows, rank, ranks);
 }
 
 Status check_reduce_lists(const std::string& where, const std::vector<TensorView>& outputs,
-                          const std::vector<TensorView>& inputs, const std::vector<int64_t>& rows, int rank,
-                          int ranks, bool any_output_dtype) {
+                          const std::vector<TensorView>& inputs, const std::vector<int64_t>& rows,
+                          int rank, int ranks, bool any_output_dtype) {
   return check_pairs(where, inputs, outputs, true, !any_output_dtype, rows, rank, ranks);
 }
 
-std::vector<Parameter> parameters_of(const std::vector<TensorView>& wholes, const std::vector<int64_t>& rows,
-                                     int ranks) {
+std::vector<Parameter> parameters_of(const std::vector<TensorView>& wholes,
+                                     const std::vector<int64_t>& rows, int ranks) {
   std::vector<Parameter> parameters;
   parameters.reserve(wholes.size());
   for (size_t i = 0; i < wholes.size(); ++i) {
@@ -134,11 +143,12 @@ std::vector<Parameter> parameters_of(const std::vector<TensorView>& wholes, cons
   return parameters;
 }
 
-Status check_tensor(const std::string& where, const std::string& name, const TensorView& tensor, DType dtype,
-                    int64_t numel) {
+Status check_tensor(const std::string& where, const std::string& name, const TensorView& tensor,
+                    DType dtype, int64_t numel) {
   TIDE_RETURN_IF_ERROR(check_one(where, tensor, name));
   if (tensor.dtype != dtype || !tensor.known_dtype) {
-    return invalid(where, name + " wanted of dtype " + dtype_name(dtype) + ", got " + tensor.type_name);
+    return invalid(where,
+                   name + " wanted of dtype " + dtype_name(dtype) + ", got " + tensor.type_name);
   }
   if (tensor.numel != numel) {
     return invalid(where, name + " wanted with " + std::to_string(numel) + " elements, got " +

@@ -5,11 +5,13 @@
 namespace tide {
 
 bool WorkAll::isCompleted() {
-  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+  return std::all_of(works_.begin(), works_.end(),
+                     [](const auto& work) { return work->isCompleted(); });
 }
 
 bool WorkAll::isSuccess() const {
-  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+  return std::all_of(works_.begin(), works_.end(),
+                     [](const auto& work) { return work->isSuccess(); });
 }
 
 std::exception_ptr WorkAll::exception() const {
@@ -32,7 +34,8 @@ void WorkAll::synchronize() {
 }
 
 bool WorkAll::wait(std::chrono::milliseconds timeout) {
-  // Every work is waited for before the first error goes up: none may still write when the caller sees it.
+  // Every work is waited for before the first error goes up: none may still write when the caller
+  // sees it.
   std::exception_ptr error;
   bool completed = true;
   for (const auto& work : works_) {

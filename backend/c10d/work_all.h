@@ -1,10 +1,10 @@
-// Several works as one: what a coalescing region ends with. Complete when all are; the first error is its error.
+// Several works as one: what a coalescing region ends with. Complete when all are; the first error
+// is its error.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
-
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace tide {
 

@@ -1,7 +1,8 @@
 """tide: layout-aware collectives for FSDP2, as the torch.distributed backend "tide".
 
-Training scripts need no import: ``torch.distributed.init_process_group("tide")`` finds the backend by itself. What is
-exported here is for those who want more: options, the inner backends, tensors and lists that gathers write straight.
+Training scripts need no import: ``torch.distributed.init_process_group("tide")`` finds the backend
+by itself. What is exported here is for those who want more: options, the inner backends, tensors
+and lists that gathers write straight.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ __all__ = ["GroupLayout", "Options", "empty", "inner", "of", "register", "report
 
 
 def __getattr__(name: str) -> Any:
-    # Resolved on first use: torch may import this package while torch itself is still being imported.
+    # Resolved on first use: torch may import this package while torch itself is still being
+    # imported.
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'tide' has no attribute {name!r}")

@@ -1,4 +1,5 @@
-"""How torch.distributed finds tide: the two entry points, and the creator that c10d calls for each new group."""
+"""How torch.distributed finds tide: the two entry points, and the creator that c10d calls for each
+new group."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _DEVICES = ["cpu", "cuda"]
 def register() -> None:
     """Entry point of torch 2.14 and newer: c10d calls it at the first use of the name "tide".
 
-    Raises ImportError, with the command that rebuilds, when tide was built for another minor version of torch.
+    Raises ImportError, with the command that rebuilds, when tide was built for another minor
+    version of torch.
     """
     _check_torch_version()
     from torch.distributed import distributed_c10d
@@ -24,7 +26,8 @@ def register() -> None:
 
 
 def autoload() -> None:
-    """Entry point of torch 2.13 and older, which load it at `import torch`. Newer ones call register() by themselves."""
+    """Entry point of torch 2.13 and older, which load it at `import torch`. Newer ones call
+    register() by themselves."""
     import torch
 
     if _minor(torch.__version__) < 14:

@@ -1,4 +1,5 @@
-"""Process groups as tide sees them: finding the tide backend of a group, its inner backends, and making child groups."""
+"""Process groups as tide sees them: finding the tide backend of a group, its inner backends, and
+making child groups."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ import torch.distributed as dist
 from tide import _C
 
 
-def of(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> _C.Backend | None:
-    """The tide backend that serves `device` in `group` (the default group without one); None where another does."""
+def of(
+    group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu"
+) -> _C.Backend | None:
+    """The tide backend that serves `device` in `group` (the default group without one); None where
+    another does."""
     group = group or dist.group.WORLD
     if group is None:
         raise RuntimeError("no process group: call torch.distributed.init_process_group first")
@@ -32,19 +36,24 @@ def of(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu
 
 
 def inner(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> Any:
-    """The inner c10d backend that serves `device` in a tide group, made now if need be (all ranks must call it then).
+    """The inner c10d backend that serves `device` in a tide group, made now if need be (all ranks
+    must call it then).
 
     Raises ValueError when `device` is not tide's in this group.
     """
     backend = of(group, device)
     if backend is None:
-        raise ValueError(f"{torch.device(device).type} tensors of this group are not served by tide")
+        raise ValueError(
+            f"{torch.device(device).type} tensors of this group are not served by tide"
+        )
     return backend.inner("cpu" if torch.device(device).type == "cpu" else "cuda")
 
 
 def start(backend: _C.Backend) -> None:
-    """First steps of a new group: its inner CPU backend, and the FSDP2 seam with the process's first group."""
-    # At creation all ranks are here. At the first CPU operation they need not be: it may be a send between two.
+    """First steps of a new group: its inner CPU backend, and the FSDP2 seam with the process's
+    first group."""
+    # At creation all ranks are here. At the first CPU operation they need not be: it may be a send
+    # between two.
     backend.inner("cpu")
     try:
         import_module("tide.fsdp").install()
@@ -55,8 +64,8 @@ def start(backend: _C.Backend) -> None:
 def fresh_store(store: dist.Store, rank: int, size: int, global_ranks: Sequence[int]) -> dist.Store:
     """The part of a group's store that this life of the group has for itself.
 
-    A group that is destroyed and made again meets the keys of its former life. Every member counts its lives by itself;
-    members of equal groups count equally, so they agree without a message.
+    A group that is destroyed and made again meets the keys of its former life. Every member counts
+    its lives by itself; members of equal groups count equally, so they agree without a message.
     """
     members = hashlib.sha1(repr([size, *global_ranks]).encode()).hexdigest()[:16]
     life = store.add(f"tide/{members}/lives/{rank}", 1)

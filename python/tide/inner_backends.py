@@ -13,16 +13,19 @@ if TYPE_CHECKING:
     from tide import _C
 
 _GRACE = timedelta(seconds=10)
-"""Added to inner timeouts, so that tide's own message comes first when a wait of both has the same cause."""
+"""Added to inner timeouts, so that tide's own message comes first when a wait of both has the same
+cause."""
 
 
 def inner_factory(
     store: dist.Store, rank: int, size: int, options: _C.Options, split_from: Any = None
 ) -> Callable[[str], Any]:
-    """The callable that a tide backend asks for its inner backend, once per device type ("cpu", "cuda").
+    """The callable that a tide backend asks for its inner backend, once per device type ("cpu",
+    "cuda").
 
-    Each inner backend meets its peers under a prefix of its own in the group's store. Raises RuntimeError when c10d
-    does not know the chosen name, and what the inner backend's creator raises.
+    Each inner backend meets its peers under a prefix of its own in the group's store. Raises
+    RuntimeError when c10d does not know the chosen name, and what the inner backend's creator
+    raises.
     """
 
     def make(device_type: str) -> Any:
@@ -37,7 +40,11 @@ def inner_factory(
         request.timeout = options._timeout + _GRACE
         request.group_id = options.group_name
         request.global_ranks_in_group = list(options.global_ranks_in_group)
-        if split_from is not None and name in ("nccl", "nccl-legacy") and not hasattr(split_from, "inner"):
+        if (
+            split_from is not None
+            and name in ("nccl", "nccl-legacy")
+            and not hasattr(split_from, "inner")
+        ):
             request.split_from = split_from
         return _create(name, request)
 
@@ -53,12 +60,13 @@ def _create(name: str, request: Any) -> Any:
     if plugin is not None:
         if plugin.extended_api:
             return plugin.creator_fn(request, None)
-        return plugin.creator_fn(request.store, request.group_rank, request.group_size, request.timeout)
+        return plugin.creator_fn(
+            request.store, request.group_rank, request.group_size, request.timeout
+        )
     if name == "gloo":
-        made = distributed_c10d.ProcessGroupGloo(
+        return distributed_c10d.ProcessGroupGloo(
             request.store, request.group_rank, request.group_size, timeout=request.timeout
         )
-        return made
     if name == "nccl":
         nccl = distributed_c10d.ProcessGroupNCCL
         nccl_options = nccl.Options()

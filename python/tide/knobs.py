@@ -1,7 +1,7 @@
 """Every TIDE_ environment variable, declared once: name, default, range, one line.
 
-A knob is read when a process group is created. ``tide.Options`` given to ``init_process_group`` or ``new_group`` comes
-before it. All ranks of a group must see the same values.
+A knob is read when a process group is created. ``tide.Options`` given to ``init_process_group`` or
+``new_group`` comes before it. All ranks of a group must see the same values.
 """
 
 from __future__ import annotations
@@ -31,20 +31,56 @@ class Knob:
 KNOBS: dict[str, Knob] = {
     knob.name: knob
     for knob in (
-        Knob("TIDE_FSDP", "both", "which directions of FSDP2 tide serves", ("both", "gather", "reduce", "0")),
-        Knob("TIDE_MEMORY_MODE", "in_place",
-             "where a reduce reads gradients: where autograd left them, or moved into the vacated slot",
-             ("in_place", "slot_reuse")),
-        Knob("TIDE_COLLECTIVES", "1", "0 hands the layout collectives to the inner backend too", ("0", "1")),
+        Knob(
+            "TIDE_FSDP",
+            "both",
+            "which directions of FSDP2 tide serves",
+            ("both", "gather", "reduce", "0"),
+        ),
+        Knob(
+            "TIDE_MEMORY_MODE",
+            "in_place",
+            "where a reduce reads gradients: as autograd left them, or moved into the vacated slot",
+            ("in_place", "slot_reuse"),
+        ),
+        Knob(
+            "TIDE_COLLECTIVES",
+            "1",
+            "0 hands the layout collectives to the inner backend too",
+            ("0", "1"),
+        ),
         Knob("TIDE_INNER_CPU", "gloo", "c10d backend for CPU tensors where tide does not serve"),
         Knob("TIDE_INNER_CUDA", "nccl", "c10d backend for CUDA tensors where tide does not serve"),
-        Knob("TIDE_NODE_SIZE", "0", "cuts one host's ranks into nodes of this many; 0: one node", minimum=0),
-        Knob("TIDE_ARENA_LIMIT", "0", "bytes of arena a process may hold, all groups together; 0: no limit",
-             minimum=0),
-        Knob("TIDE_STAGING_SLICE", str(2 << 20), "bytes of one slice of a reduce's staging area", minimum=4096),
-        Knob("TIDE_LANDING_SLICE", str(1 << 20), "bytes of one slice of a bounced gather's landing area",
-             minimum=4096),
-        Knob("TIDE_FLIGHT_RECORD", "256", "operations that a group keeps for its flight record", minimum=1),
+        Knob(
+            "TIDE_NODE_SIZE",
+            "0",
+            "cuts one host's ranks into nodes of this many; 0: one node",
+            minimum=0,
+        ),
+        Knob(
+            "TIDE_ARENA_LIMIT",
+            "0",
+            "bytes of arena a process may hold, all groups together; 0: no limit",
+            minimum=0,
+        ),
+        Knob(
+            "TIDE_STAGING_SLICE",
+            str(2 << 20),
+            "bytes of one slice of a reduce's staging area",
+            minimum=4096,
+        ),
+        Knob(
+            "TIDE_LANDING_SLICE",
+            str(1 << 20),
+            "bytes of one slice of a bounced gather's landing area",
+            minimum=4096,
+        ),
+        Knob(
+            "TIDE_FLIGHT_RECORD",
+            "256",
+            "operations that a group keeps for its flight record",
+            minimum=1,
+        ),
     )
 }
 
@@ -59,7 +95,8 @@ def text(name: str) -> str:
 
 
 def number(name: str) -> int:
-    """The knob's value as a number. Raises ValueError naming the knob, what may be set, and what was."""
+    """The knob's value as a number. Raises ValueError naming the knob, what may be set, and what
+    was."""
     knob = KNOBS[name]
     value = text(name)
     try:

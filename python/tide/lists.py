@@ -1,7 +1,9 @@
-"""Lists of tensors for the layout collectives: memory that gathers write straight, and layouts beyond the plain one.
+"""Lists of tensors for the layout collectives: memory that gathers write straight, and layouts
+beyond the plain one.
 
-The plain collectives are torch's own (``_coalescing_manager``, functional collectives). On tensors made here they need no
-intermediate copy; ``GroupLayout`` adds other shard dimensions and one flat output for reductions.
+The plain collectives are torch's own (``_coalescing_manager``, functional collectives). On tensors
+made here they need no intermediate copy; ``GroupLayout`` adds other shard dimensions and one flat
+output for reductions.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ def empty(
     device: torch.device | str = "cpu",
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """A zeroed tensor in memory that the group's other ranks can write: all-gathers into it are straight.
+    """A zeroed tensor in memory that the group's other ranks can write: all-gathers into it are
+    straight.
 
-    Collective: every rank of `group` calls it in the same order with the same sizes. dtype: the default dtype without
-    one. The memory goes with the tensor's last view, also after the group was destroyed. Raises ValueError when `device`
-    is not tide's in this group, and DistBackendError when a rank cannot provide the memory.
+    Collective: every rank of `group` calls it in the same order with the same sizes. dtype: the
+    default dtype without one. The memory goes with the tensor's last view, also after the group was
+    destroyed. Raises ValueError when `device` is not tide's in this group, and DistBackendError
+    when a rank cannot provide the memory.
     """
     return _backend(group, device).allocate(size, dtype or torch.get_default_dtype())
 
@@ -35,11 +39,13 @@ def register(
     inputs: Sequence[torch.Tensor] = (),
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Moves the storages of `outputs`, with what they hold, to memory that the group's other ranks can write.
+    """Moves the storages of `outputs`, with what they hold, to memory that the group's other ranks
+    can write.
 
-    Collective, once for a list that is gathered into again and again; same sizes on all ranks. All tensors and views of
-    those storages move along; they cannot be resized afterwards. Inputs are read where they are: naming them is allowed
-    and changes nothing. Raises RuntimeError when a tensor's memory is not torch's own (shared, mapped, from numpy).
+    Collective, once for a list that is gathered into again and again; same sizes on all ranks. All
+    tensors and views of those storages move along; they cannot be resized afterwards. Inputs are
+    read where they are: naming them is allowed and changes nothing. Raises RuntimeError when a
+    tensor's memory is not torch's own (shared, mapped, from numpy).
     """
     del inputs
     _backend(group, "cpu").register(list(outputs))
@@ -47,13 +53,16 @@ def register(
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """How shards lie in the whole tensors of one list, for gathers and reductions of shard dimensions other than 0.
+    """How shards lie in the whole tensors of one list, for gathers and reductions of shard
+    dimensions other than 0.
 
-    rows: per tensor, in how many runs one rank's shard lies in the whole tensor: 1 for dimension 0; for dimension k the
-    product of the sizes before k. The whole tensor's size in that dimension must be a multiple of the ranks.
+    rows: per tensor, in how many runs one rank's shard lies in the whole tensor: 1 for dimension 0;
+    for dimension k the product of the sizes before k. The whole tensor's size in that dimension
+    must be a multiple of the ranks.
 
-    Example: tensors of shape (4, 6) and (10,) on 2 ranks, sharded by columns and by rows: ``GroupLayout.of([(4, 6),
-    (10,)], [1, 0])`` has rows (4, 1); rank 1's shards are of shape (4, 3) and (5,).
+    Example: tensors of shape (4, 6) and (10,) on 2 ranks, sharded by columns and by rows:
+    ``GroupLayout.of([(4, 6), (10,)], [1, 0])`` has rows (4, 1); rank 1's shards are of shape (4, 3)
+    and (5,).
     """
 
     rows: tuple[int, ...]
@@ -64,7 +73,9 @@ class GroupLayout:
         rows = []
         for shape, dim in zip(shapes, dims, strict=True):
             if not 0 <= dim < max(len(shape), 1):
-                raise ValueError(f"shard dimension {dim} is not one of a tensor of shape {tuple(shape)}")
+                raise ValueError(
+                    f"shard dimension {dim} is not one of a tensor of shape {tuple(shape)}"
+                )
             run_count = 1
             for size in shape[:dim]:
                 run_count *= size
@@ -78,9 +89,11 @@ class GroupLayout:
         group: dist.ProcessGroup | None = None,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Gathers each rank's `inputs` to their places in `outputs` (whole tensors, contiguous, of the inputs' dtypes).
+        """Gathers each rank's `inputs` to their places in `outputs` (whole tensors, contiguous, of
+        the inputs' dtypes).
 
-        Returns a Work with async_op, else None when done. Raises RuntimeError naming the tensor, wanted and got.
+        Returns a Work with async_op, else None when done. Raises RuntimeError naming the tensor,
+        wanted and got.
         """
         work = _backend(group, "cpu").gather_layout(list(outputs), list(inputs), list(self.rows))
         return _finish(work, async_op)
@@ -96,10 +109,13 @@ class GroupLayout:
     ) -> dist.Work | None:
         """Reduces the whole `inputs` (one dtype) over the ranks; this rank's shards go to `output`.
 
-        output: flat, one shard after another in list order, fp32 for 16-bit inputs if wished. Sums are made in fp32 in
-        rank order, multiplied by `scale` and rounded once. op: "sum", "min" or "max".
+        output: flat, one shard after another in list order, fp32 for 16-bit inputs if wished. Sums
+        are made in fp32 in rank order, multiplied by `scale` and rounded once. op: "sum", "min" or
+        "max".
         """
-        work = _backend(group, "cpu").reduce_layout(output, list(inputs), list(self.rows), op, scale)
+        work = _backend(group, "cpu").reduce_layout(
+            output, list(inputs), list(self.rows), op, scale
+        )
         return _finish(work, async_op)
 
 
@@ -113,5 +129,8 @@ def _finish(work: dist.Work, async_op: bool) -> dist.Work | None:
 def _backend(group: dist.ProcessGroup | None, device: torch.device | str) -> _C.Backend:
     backend = groups.of(group, device)
     if backend is None or torch.device(device).type != "cpu":
-        raise ValueError(f"{torch.device(device).type} tensors of this group are not served by tide's own collectives")
+        raise ValueError(
+            f"{torch.device(device).type} tensors of this group are not served by tide's own "
+            "collectives"
+        )
     return backend

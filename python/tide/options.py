@@ -34,13 +34,16 @@ def Options(timeout: timedelta | None = None, **fields: Any) -> _C.Options:
     """Options for one process group; each field not given follows its TIDE_ knob.
 
     timeout: of every wait of the group; without it, the one given to ``init_process_group``.
-    inner_cpu, inner_cuda: names of the c10d backends that serve what tide does not ("gloo", "nccl").
+    inner_cpu, inner_cuda: names of the c10d backends that serve what tide does not ("gloo",
+    "nccl").
     node_size: cuts one host's ranks into nodes of this many (0: one node).
     memory_mode: "in_place" or "slot_reuse". fsdp: "both", "gather", "reduce" or "0".
     own_collectives: 0 hands the layout collectives to the inner backend.
-    arena_limit_bytes, staging_slice_bytes, landing_slice_bytes, flight_record_size: numbers, sizes in bytes.
+    arena_limit_bytes, staging_slice_bytes, landing_slice_bytes, flight_record_size: numbers, sizes
+    in bytes.
 
-    Raises TypeError for a field that does not exist and ValueError for a word that is not one of a field's choices.
+    Raises TypeError for a field that does not exist and ValueError for a word that is not one of a
+    field's choices.
     """
     options = _C.Options(timeout) if timeout is not None else _C.Options()
     for name, value in fields.items():
@@ -55,11 +58,12 @@ def Options(timeout: timedelta | None = None, **fields: Any) -> _C.Options:
 
 
 def completed(given: object | None, timeout: timedelta) -> _C.Options:
-    """A copy of `given` in which every field left empty holds its knob's value. Raises TypeError for other options."""
+    """A copy of `given` in which every field left empty holds its knob's value. Raises TypeError
+    for other options."""
     if given is not None and not isinstance(given, _C.Options):
         raise TypeError(
-            f"the options of a tide group must be tide.Options, got {type(given).__name__}; options for an inner "
-            "backend are set on that backend: tide.inner(group, device)"
+            f"the options of a tide group must be tide.Options, got {type(given).__name__}; options "
+            "for an inner backend are set on that backend: tide.inner(group, device)"
         )
     options = _C.Options(timeout)
     for name, knob in _WORDS.items():

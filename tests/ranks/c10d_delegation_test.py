@@ -15,7 +15,16 @@ from torch.distributed import ReduceOp
 
 Group = Any
 Operation = Callable[[Group, int, int, torch.dtype, bool], "list[torch.Tensor]"]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.int8]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.int8,
+]
 
 
 def values(rank: int, numel: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
@@ -30,14 +39,18 @@ def finish(work: Any, asynchronous: bool) -> None:
         assert work is None
 
 
-def broadcast(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+def broadcast(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
     tensor = values(rank, 5, dtype)
     finish(dist.broadcast(tensor, src=1, group=group, async_op=asynchronous), asynchronous)
     return [tensor]
 
 
 def all_reduce(op: Any) -> Operation:
-    def run(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+    def run(
+        group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+    ) -> list[torch.Tensor]:
         tensor = values(rank, 11, dtype)
         finish(dist.all_reduce(tensor, op, group=group, async_op=asynchronous), asynchronous)
         return [tensor]
@@ -45,40 +58,61 @@ def all_reduce(op: Any) -> Operation:
     return run
 
 
-def reduce(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+def reduce(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
     tensor = values(rank, 6, dtype)
     finish(dist.reduce(tensor, dst=1, group=group, async_op=asynchronous), asynchronous)
     return [tensor] if rank == 1 else []
 
 
-def all_gather(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+def all_gather(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
     outputs = [torch.zeros(4, dtype=dtype) for _ in range(size)]
-    finish(dist.all_gather(outputs, values(rank, 4, dtype), group=group, async_op=asynchronous), asynchronous)
+    finish(
+        dist.all_gather(outputs, values(rank, 4, dtype), group=group, async_op=asynchronous),
+        asynchronous,
+    )
     return outputs
 
 
-def all_gather_single(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+def all_gather_single(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
     output = torch.zeros(size * 3, dtype=dtype)
     finish(
-        dist.all_gather_into_tensor(output, values(rank, 3, dtype), group=group, async_op=asynchronous), asynchronous
+        dist.all_gather_into_tensor(
+            output, values(rank, 3, dtype), group=group, async_op=asynchronous
+        ),
+        asynchronous,
     )
     return [output]
 
 
-def gather(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+def gather(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
     outputs = [torch.zeros(4, dtype=dtype) for _ in range(size)] if rank == 0 else None
-    finish(dist.gather(values(rank, 4, dtype), outputs, dst=0, group=group, async_op=asynchronous), asynchronous)
+    finish(
+        dist.gather(values(rank, 4, dtype), outputs, dst=0, group=group, async_op=asynchronous),
+        asynchronous,
+    )
     return outputs or []
 
 
-def scatter(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+def scatter(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
     output = torch.zeros(4, dtype=dtype)
     inputs = [values(peer, 4, dtype) for peer in range(size)] if rank == 1 else None
     finish(dist.scatter(output, inputs, src=1, group=group, async_op=asynchronous), asynchronous)
     return [output]
 
 
-def reduce_scatter(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+def reduce_scatter(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
     output = torch.zeros(3, dtype=dtype)
     inputs = [values(rank, 3, dtype, salt=peer) for peer in range(size)]
     finish(dist.reduce_scatter(output, inputs, group=group, async_op=asynchronous), asynchronous)
@@ -90,27 +124,38 @@ def reduce_scatter_single(
 ) -> list[torch.Tensor]:
     output = torch.zeros(3, dtype=dtype)
     finish(
-        dist.reduce_scatter_tensor(output, values(rank, 3 * size, dtype), group=group, async_op=asynchronous),
-        asynchronous,
-    )
-    return [output]
-
-
-def all_to_all_single(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
-    # Rank r sends p + 1 elements to rank p.
-    sent = [peer + 1 for peer in range(size)]
-    received = [rank + 1] * size
-    output = torch.zeros(sum(received), dtype=dtype)
-    finish(
-        dist.all_to_all_single(
-            output, values(rank, sum(sent), dtype), received, sent, group=group, async_op=asynchronous
+        dist.reduce_scatter_tensor(
+            output, values(rank, 3 * size, dtype), group=group, async_op=asynchronous
         ),
         asynchronous,
     )
     return [output]
 
 
-def all_to_all(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+def all_to_all_single(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
+    # Rank r sends p + 1 elements to rank p.
+    sent = [peer + 1 for peer in range(size)]
+    received = [rank + 1] * size
+    output = torch.zeros(sum(received), dtype=dtype)
+    finish(
+        dist.all_to_all_single(
+            output,
+            values(rank, sum(sent), dtype),
+            received,
+            sent,
+            group=group,
+            async_op=asynchronous,
+        ),
+        asynchronous,
+    )
+    return [output]
+
+
+def all_to_all(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
     outputs = [torch.zeros(3, dtype=dtype) for _ in range(size)]  # Gloo takes equal sizes only
     inputs = [values(rank, 3, dtype, salt=peer) for peer in range(size)]
     finish(dist.all_to_all(outputs, inputs, group=group, async_op=asynchronous), asynchronous)
@@ -155,7 +200,9 @@ def coalesced_reduce_scatter(
     return outputs
 
 
-def ring(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+def ring(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
     output = torch.zeros(4, dtype=dtype)
     tensor = values(rank, 4, dtype)
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -173,7 +220,9 @@ def ring(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: b
     return [output]
 
 
-def batched_ring(group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> list[torch.Tensor]:
+def batched_ring(
+    group: Group, rank: int, size: int, dtype: torch.dtype, asynchronous: bool
+) -> list[torch.Tensor]:
     output = torch.zeros(4, dtype=dtype)
     operations = [
         dist.P2POp(dist.isend, values(rank, 4, dtype), (rank + 1) % size, group),
@@ -208,7 +257,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def same(operation: Operation, dtypes: list[torch.dtype]) -> Callable[[int, int], int]:
-    """A body that runs the operation on both groups and compares; returns how many tensors it compared."""
+    """A body that runs the operation on both groups; returns how many tensors it compared."""
 
     def body(rank: int, size: int) -> int:
         gloo = dist.new_group(backend="gloo")
@@ -234,7 +283,9 @@ def test_gives_what_gloo_gives(name: str) -> None:
 
 def test_two_ranks() -> None:
     def body(rank: int, size: int) -> int:
-        return sum(same(operation, [torch.float32])(rank, size) for operation in OPERATIONS.values())
+        return sum(
+            same(operation, [torch.float32])(rank, size) for operation in OPERATIONS.values()
+        )
 
     assert sum(run_ranks(2, body)) > len(OPERATIONS)
 
@@ -269,11 +320,17 @@ def averaged(rank: int, size: int, dtype: torch.dtype) -> dict[str, torch.Tensor
 def test_average_is_the_mean(size: int, dtype: torch.dtype) -> None:
     all_results = run_ranks(size, lambda rank, size: averaged(rank, size, dtype))
     whole = torch.stack([values(rank, 8, torch.float64) for rank in range(size)]).mean(0)
-    scattered = torch.stack([values(rank, 4 * size, torch.float64) for rank in range(size)]).mean(0).chunk(size)
+    scattered = (
+        torch.stack([values(rank, 4 * size, torch.float64) for rank in range(size)])
+        .mean(0)
+        .chunk(size)
+    )
     for rank, results in enumerate(all_results):
         for name, got in results.items():
             wanted = whole if name == "all_reduce" else scattered[rank]
-            torch.testing.assert_close(got.double(), wanted, rtol=8e-3, atol=0, msg=f"{name} on rank {rank}")
+            torch.testing.assert_close(
+                got.double(), wanted, rtol=8e-3, atol=0, msg=f"{name} on rank {rank}"
+            )
 
 
 def premultiplied(rank: int, size: int, factor: float) -> dict[str, torch.Tensor]:
@@ -312,7 +369,9 @@ def test_premultiplied_sum(size: int) -> None:
     factor = 0.25
     all_results = run_ranks(size, lambda rank, size: premultiplied(rank, size, factor))
     whole = factor * torch.stack([values(rank, 8, torch.float32) for rank in range(size)]).sum(0)
-    scattered = (factor * torch.stack([values(rank, 4 * size, torch.float32) for rank in range(size)]).sum(0)).chunk(size)
+    scattered = (
+        factor * torch.stack([values(rank, 4 * size, torch.float32) for rank in range(size)]).sum(0)
+    ).chunk(size)
     for rank, results in enumerate(all_results):
         for name, got in results.items():
             if name == "reduce":
@@ -336,7 +395,9 @@ def test_object_collectives() -> None:
         dist.gather_object(rank * 10, collected, dst=0)
         assert rank != 0 or collected == [peer * 10 for peer in range(size)]
         scattered: list[Any] = [None]
-        dist.scatter_object_list(scattered, [f"to {peer}" for peer in range(size)] if rank == 0 else None, src=0)
+        dist.scatter_object_list(
+            scattered, [f"to {peer}" for peer in range(size)] if rank == 0 else None, src=0
+        )
         assert scattered == [f"to {rank}"]
 
     run_ranks(4, body)
@@ -409,13 +470,18 @@ def test_functional_collectives() -> None:
         assert torch.equal(functional.all_reduce(mine, "avg", group), torch.stack(everyone).mean(0))
         assert torch.equal(functional.all_gather_tensor(mine, 0, group), torch.cat(everyone))
         summed = torch.stack([values(peer, 4 * size, torch.float32) for peer in range(size)]).sum(0)
-        reduced = functional.reduce_scatter_tensor(values(rank, 4 * size, torch.float32), "sum", 0, group)
+        reduced = functional.reduce_scatter_tensor(
+            values(rank, 4 * size, torch.float32), "sum", 0, group
+        )
         assert torch.equal(reduced, summed.chunk(size)[rank])
         gathered = functional.all_gather_into_tensor_coalesced([mine, mine[:2].clone()], group)
         assert torch.equal(gathered[0], torch.cat(everyone))
         assert torch.equal(gathered[1], torch.cat([tensor[:2] for tensor in everyone]))
         scattered = functional.reduce_scatter_tensor_coalesced(
-            [values(rank, 4 * size, torch.float32), values(rank, size, torch.float32)], "sum", [0, 0], group
+            [values(rank, 4 * size, torch.float32), values(rank, size, torch.float32)],
+            "sum",
+            [0, 0],
+            group,
         )
         assert torch.equal(scattered[0], summed.chunk(size)[rank])
         assert torch.equal(functional.broadcast(mine, 1, group), everyone[1])

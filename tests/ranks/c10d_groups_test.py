@@ -25,7 +25,7 @@ def check_sum(group: dist.ProcessGroup | None, members: int) -> None:
 
 
 def test_found_without_an_import() -> None:
-    # A fresh interpreter: nothing has imported tide. Both routes: by c10d's entry point alone, and with autoload on.
+    # A fresh interpreter, nothing imports tide: by the entry point of c10d alone, and with autoload.
     program = """
 import sys, torch, torch.distributed as dist
 dist.init_process_group("tide", store=dist.HashStore(), rank=0, world_size=1)
@@ -40,7 +40,10 @@ print("served")
         done = subprocess.run(
             [sys.executable, "-c", program],
             env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload},
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() == "served"
@@ -57,9 +60,20 @@ def test_torchrun(tmp_path: Path) -> None:
         "dist.destroy_process_group()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0",
-         "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(script)],
-        capture_output=True, text=True, timeout=150, check=False,
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            "--master-port=0",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+            str(script),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -148,7 +162,9 @@ def test_meshes() -> None:
         assert tide.of(overridden["a"].get_group()) is None
         assert tide.of(overridden["b"].get_group()) is not None
         with_options = init_device_mesh(
-            "cpu", (2, 2), mesh_dim_names=("a", "b"),
+            "cpu",
+            (2, 2),
+            mesh_dim_names=("a", "b"),
             backend_override={"b": ("tide", tide.Options(memory_mode="slot_reuse"))},
         )
         assert tide.of(with_options["b"].get_group()).options.memory_mode == "slot_reuse"
@@ -187,7 +203,9 @@ def test_three_lives_on_one_store(kind: str) -> None:
             if rank < 2:
                 check_sum(pair, 2)
             outputs = [torch.zeros(2 * size)]
-            dist.group.WORLD.all_gather_single_coalesced(outputs, [torch.full((2,), float(life))]).wait()
+            dist.group.WORLD.all_gather_single_coalesced(
+                outputs, [torch.full((2,), float(life))]
+            ).wait()
             assert outputs[0].tolist() == [float(life)] * (2 * size)
             dist.destroy_process_group()
 
@@ -209,7 +227,10 @@ def test_many_groups_come_and_go() -> None:
 
 def test_detail_debugging() -> None:
     def body(rank: int, size: int) -> None:
-        assert type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__ == "_ProcessGroupWrapper"
+        assert (
+            type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__
+            == "_ProcessGroupWrapper"
+        )
         assert tide.of(None) is not None
         check_sum(None, size)
         output = torch.zeros(2 * size)
@@ -241,11 +262,13 @@ def test_options() -> None:
         assert type(options) is type(tide.Options())
         assert options._timeout == timedelta(seconds=30)
         assert options.memory_mode == "in_place"  # the knob says slot_reuse, the option comes first
-        assert options.fsdp == "gather"           # the knob
-        assert options.node_size == 0             # the default
+        assert options.fsdp == "gather"  # the knob
+        assert options.node_size == 0  # the default
 
     run_ranks(
-        2, body, options=lambda: tide.Options(memory_mode="in_place"),
+        2,
+        body,
+        options=lambda: tide.Options(memory_mode="in_place"),
         environment={"TIDE_MEMORY_MODE": "slot_reuse", "TIDE_FSDP": "gather"},
     )
 
@@ -257,7 +280,7 @@ def test_wrong_options_are_refused() -> None:
         tide.Options(memory_mode="x")
 
     def body(rank: int, size: int) -> str:
-        with pytest.raises(ValueError, match="TIDE_FSDP must be one of: both | gather | reduce | 0; it is 'yes'"):
+        with pytest.raises(ValueError, match=r"TIDE_FSDP must be one of: .* it is 'yes'"):
             init_group()
         return "refused"
 
@@ -268,7 +291,9 @@ def test_wrong_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     from tide import _registration
 
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
-    with pytest.raises(ImportError, match=r"built for torch 2\.\d+ and meets torch 2\.9.*pip install"):
+    with pytest.raises(
+        ImportError, match=r"built for torch 2\.\d+ and meets torch 2\.9.*pip install"
+    ):
         _registration.register()
 
 

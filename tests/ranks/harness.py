@@ -8,8 +8,9 @@
 
         assert run_ranks(4, body) == [4.0] * 4
 
-`body` may be a closure: it is forked, not pickled. Its result is pickled back. Any exception, signal or time-out of a
-rank fails the test and shows what every rank printed, with tracebacks of all threads of those that hung.
+`body` may be a closure: it is forked, not pickled. Its result is pickled back. Any exception,
+signal or time-out of a rank fails the test and shows what every rank printed, with tracebacks of
+all threads of those that hung.
 """
 
 from __future__ import annotations
@@ -32,11 +33,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+import tide
+import tide._C  # noqa: F401
 import torch
 import torch.distributed as dist
-
-import tide  # noqa: F401  imported before the fork, so that ranks do not pay for it
-import tide._C  # noqa: F401
 
 GRACE_SECONDS = 10.0
 """How long the other ranks may take once one has failed."""
@@ -85,8 +85,9 @@ def run_ranks(
 ) -> list[Any]:
     """Runs ``body(rank, size)`` in `size` ranks and returns their results in rank order.
 
-    backend, options, group_timeout: for ``init_process_group`` (options is called in each rank); init=False leaves the
-    group to the body, which gets its store from ``open_store()``. The default group is destroyed after the body.
+    backend, options, group_timeout: for ``init_process_group`` (options is called in each rank);
+    init=False leaves the group to the body, which gets its store from ``open_store()``. The default
+    group is destroyed after the body.
     store: "file" or "tcp". timeout: seconds for the whole run. environment: set in the ranks only.
     dies: rank -> signal that must end it; its result is None.
     """
@@ -99,7 +100,9 @@ def run_ranks(
         children: list[_Child] = []
         try:
             for rank in range(size):
-                children.append(_fork(rank, run, body, backend, init, options, environment or {}, timeout))
+                children.append(
+                    _fork(rank, run, body, backend, init, options, environment or {}, timeout)
+                )
             timed_out = _wait(children, time.monotonic() + timeout, dies)
         finally:
             _end(children)
@@ -107,7 +110,8 @@ def run_ranks(
 
 
 def open_store() -> dist.Store:
-    """A new connection to this run's store, from inside a body. Every rank that opens it must do so."""
+    """A new connection to this run's store, from inside a body. Every rank that opens it must do
+    so."""
     assert _run is not None, "open_store() is for bodies of run_ranks"
     if _run.store_kind == "file":
         return dist.FileStore(str(_run.folder / "store"), _run.size)
@@ -122,13 +126,12 @@ def folder() -> Path:
 
 
 def init_group(backend: str = "tide", **keywords: Any) -> None:
-    """``init_process_group`` with this run's store, rank, size and time-out, unless `keywords` say otherwise."""
+    """``init_process_group`` with this run's store, rank, size and time-out, unless `keywords` say
+    otherwise."""
     assert _run is not None, "init_group() is for bodies of run_ranks"
     keywords.setdefault("store", open_store() if "store" not in keywords else None)
     keywords.setdefault("timeout", _run.group_timeout)
-    dist.init_process_group(
-        backend, rank=int(os.environ["RANK"]), world_size=_run.size, **keywords
-    )
+    dist.init_process_group(backend, rank=int(os.environ["RANK"]), world_size=_run.size, **keywords)
 
 
 def _free_port() -> int:
@@ -216,7 +219,8 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def _wait(children: list[_Child], deadline: float, dies: Mapping[int, int]) -> bool:
-    """Until all have ended; True when time ran out (then stacks of those still running are in their logs)."""
+    """Until all have ended; True when time ran out (then stacks of those still running are in their
+    logs)."""
     selector = selectors.DefaultSelector()
     for child in children:
         selector.register(child.pipe, selectors.EVENT_READ, child)
