@@ -1,6 +1,7 @@
 #include "backend/engine/group.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "backend/engine/group_impl.h"
@@ -157,6 +158,7 @@ int64_t GroupImpl::staging_area_bytes() const { return 2 * context_.ranks() * op
 int64_t GroupImpl::landing_area_bytes() const { return 2 * context_.ranks() * options_.landing_slice_bytes; }
 
 Result<std::shared_ptr<void>> GroupImpl::allocate(int64_t bytes) {
+  std::lock_guard<std::mutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable());
   if (bytes <= 0) return invalid("allocate wants at least one byte, got " + std::to_string(bytes));
   context_.allocations->sweep();
@@ -186,6 +188,15 @@ void GroupImpl::close() {
   std::lock_guard<std::mutex> lock(close_mutex_);
   if (closed_.exchange(true)) return;
   const Deadline patience = Clock::now() + kClosePatience;
+  std::unique_lock<std::mutex> calls(call_mutex_, std::try_to_lock);
+  while (!calls.owns_lock() && Clock::now() < patience) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    calls.try_lock();
+  }
+  if (!calls.owns_lock()) {
+    context_.break_group(Status(ErrorKind::kPeerLost, context_.where() + ": closed during a call"), true);
+    calls.lock();
+  }
   for (const std::shared_ptr<OperationState>& operation : flight_record_.in_flight()) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(patience - Clock::now());
     if (operation->wait(std::max(left, std::chrono::milliseconds(0))).kind() == ErrorKind::kTimeout) break;

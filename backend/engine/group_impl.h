@@ -1,7 +1,7 @@
 // The Group over a blocking fabric. One file per part: group.cc (life, errors, lists' memory), group_plan.cc (votes and
 // slots), group_calls.cc (the collectives).
 //
-// Threads: all state below belongs to the calling thread, but what EngineContext, FlightRecord and the lanes share.
+// Threads: all state below belongs to the call in progress, but what EngineContext, FlightRecord and the lanes share.
 // Teardown: close() ends lanes, then the completion thread, then the fabric; then windows go with their last holders.
 #pragma once
 
@@ -118,7 +118,8 @@ class GroupImpl final : public Group {
   ProgramCache programs_;
   std::shared_ptr<std::atomic<int64_t>> arena_bytes_;
 
-  std::mutex close_mutex_;
+  std::mutex close_mutex_;  // close() alone
+  std::mutex call_mutex_;   // held through each call, so that close() from another thread waits for it
   std::atomic<bool> closed_{false};
   std::atomic<uint64_t> operations_{0};
   uint64_t sequence_ = 0;

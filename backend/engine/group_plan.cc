@@ -8,6 +8,7 @@
 namespace tide {
 
 Result<std::vector<PlanAnswer>> GroupImpl::plan(const std::vector<PlanRequest>& requests, int prefetch_depth) {
+  std::lock_guard<std::mutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable());
   if (prefetch_depth < 0) return invalid("prefetch depth must be >= 0, got " + std::to_string(prefetch_depth));
   TIDE_RETURN_IF_ERROR(drain());
@@ -138,6 +139,7 @@ void GroupImpl::adopt(const std::vector<PlanRequest>& requests, PlanDecision* de
 }
 
 Status GroupImpl::vacate(int plan) {
+  std::lock_guard<std::mutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable());
   Result<Plan*> found = find_plan(plan, "vacate");
   if (!found.is_ok()) return found.status();

@@ -9,8 +9,10 @@ namespace tide {
 void Lanes::submit(Lane lane, std::shared_ptr<OperationState> operation) {
   Worker& worker = workers_[static_cast<size_t>(lane)];
   if (!worker.thread.joinable()) worker.thread = std::thread([this, lane] { loop(lane); });
-  std::lock_guard<std::mutex> lock(worker.mutex);
-  worker.queue.push_back(std::move(operation));
+  {
+    std::lock_guard<std::mutex> lock(worker.mutex);
+    worker.queue.push_back(std::move(operation));
+  }
   worker.changed.notify_one();
 }
 

@@ -99,6 +99,7 @@ class OperationState final : public Operation {
   Times times() const;
 
  private:
+  void spin_until_done() const;
 
   const CallRecord record_;
   const std::string subject_;

@@ -98,13 +98,30 @@ std::string difference(const PlanRequest& first, const PlanRequest& other, size_
   return "ranks disagree about options: " + rank_text(rank) + " has " + flags(other) + ", rank 0 has " + flags(first);
 }
 
+bool is_float(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64;
+}
+
+// A parameter whose shard cannot be cast as its gather would have to; empty when there is none.
+std::string uncastable(const PlanRequest& request) {
+  if (!request.serve_gather) return "";
+  for (const Parameter& parameter : request.parameters) {
+    if (parameter.dtype == parameter.shard_dtype) continue;
+    if (is_float(parameter.dtype) && is_float(parameter.shard_dtype)) continue;
+    return "parameter '" + parameter.name + "': a gather cannot cast " + dtype_name(parameter.shard_dtype) + " to " +
+           dtype_name(parameter.dtype);
+  }
+  return "";
+}
+
 std::string own_refusal(const PlanRequest& request, int ranks) {
   if (!request.refusal.empty()) return request.refusal;
   if (!request.serve_gather && !request.serve_reduce) return "neither direction is asked for";
   if (request.serve_reduce && !is_summable(request.gradient_dtype)) {
     return std::string("gradients of ") + dtype_name(request.gradient_dtype) + " cannot be summed";
   }
-  return GroupLayout::check(request.parameters, ranks);
+  const std::string cast = uncastable(request);
+  return cast.empty() ? GroupLayout::check(request.parameters, ranks) : cast;
 }
 
 std::string refusal(const std::vector<PlanBallot>& ballots, size_t index) {
