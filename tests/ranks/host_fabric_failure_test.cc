@@ -367,6 +367,7 @@ TEST(HostFabricFailure, AForkedChildHasNeitherCallsNorMemoryNorDescriptors) {
       fabric->close();
       fabric.reset();
       window.reset();
+      ::_exit(HasFailure() ? 1 : 0);  // what a fabric leaves behind in a forked child is no leak
     }));
     barrier(*fabric, *window, 2);  // the parents have noticed nothing
     EXPECT_TRUE(fabric->peer_status(1 - rank).is_ok());

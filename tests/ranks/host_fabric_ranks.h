@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -88,7 +89,7 @@ class Processes {
     if (pid == 0) {
       body();
       std::fflush(nullptr);
-      ::_exit(testing::Test::HasFailure() ? 1 : 0);
+      std::exit(testing::Test::HasFailure() ? 1 : 0);  // not _exit: sanitizers look for leaks here
     }
     running_[pid] = name;
     return pid;
