@@ -25,7 +25,7 @@ def check_sum(group: dist.ProcessGroup | None, members: int) -> None:
 
 
 def test_found_without_an_import() -> None:
-    # A fresh interpreter, nothing imports tide: by the entry point of c10d alone, and with autoload.
+    # A fresh interpreter, nothing imports tide: by c10d's entry point alone, and with autoload.
     program = """
 import sys, torch, torch.distributed as dist
 dist.init_process_group("tide", store=dist.HashStore(), rank=0, world_size=1)
