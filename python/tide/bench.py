@@ -206,6 +206,7 @@ def compared(result: Json) -> list[tuple[str, float, float, float | None]]:
         add("FSDP2 post-backward", result["path"]["post_backward"])
     if "step" in result:
         add("one step, communication", result["step"]["both"]["communication"])
+        add("one step, in FSDP2's calls", result["step"]["both"]["inside"])
         add("one step, whole", result["step"]["both"]["step"])
     return rows
 
@@ -213,13 +214,13 @@ def compared(result: Json) -> list[tuple[str, float, float, float | None]]:
 def tables(report: Json) -> list[Table]:
     shown = []
     for ranks, result in report["ranks"].items():
-        times = Table(title=f"{ranks} ranks: medians of the slowest rank, ms", title_justify="left")
+        times = Table(title=f"{ranks} ranks: medians, ms", title_justify="left")
         times.add_column("", no_wrap=True)
-        for name in ("gloo", "tide", "gloo/tide", "memcpy", "tide/memcpy"):
+        for name in ("gloo", "tide", "ratio", "memcpy", "ratio"):
             times.add_column(name, justify="right", no_wrap=True)
         for what, gloo, tide, copy in compared(result):
-            beside = (f"{copy:.2f}", f"{tide / copy:.2f} x") if copy else ("", "")
-            times.add_row(what, f"{gloo:.2f}", f"{tide:.2f}", f"{gloo / tide:.2f} x", *beside)
+            beside = (f"{copy:.1f}", f"{tide / copy:.2f} x") if copy else ("", "")
+            times.add_row(what, f"{gloo:.1f}", f"{tide:.1f}", f"{gloo / tide:.1f} x", *beside)
         shown.append(times)
         others = Table(title=f"{ranks} ranks: bytes and savings", title_justify="left")
         others.add_column("", no_wrap=True)

@@ -1,7 +1,7 @@
 """What `tide bench` measures, inside the ranks. Every case alternates its variants, repetition by
 repetition.
 
-A sample is the time of the slowest rank, from a barrier on, in milliseconds.
+Times are milliseconds after a barrier.
 """
 
 import time
@@ -20,6 +20,15 @@ from tide.demo.model import Model, Shape, batch_of, read_text
 Samples = dict[str, list[float]]
 
 
+Span = tuple[float, float]
+
+
+def span_of(ranks: Sequence[Span]) -> float:
+    """Milliseconds from the first start to the last end. perf_counter is the same clock everywhere
+    on a host."""
+    return 1e3 * (max(end for _, end in ranks) - min(start for start, _ in ranks))
+
+
 class Bench:
     """The process groups and settings that all cases share."""
 
@@ -36,10 +45,12 @@ class Bench:
             self.groups[other] = dist.new_group(backend=other)
 
     def alternate(self, variants: dict[str, Callable[[], None]], warm_up: int = 3) -> Samples:
-        """Times each variant `repetitions` times, the order turning each time. Returns the slowest
-        rank's times."""
+        """Times each variant `repetitions` times, the order turning each time.
+
+        A sample is from the first rank's start to the last rank's end, on the host's one clock.
+        """
         names = list(variants)
-        mine: Samples = {name: [] for name in names}
+        spans: dict[str, list[Span]] = {name: [] for name in names}
         for repetition in range(-warm_up, self.repetitions):
             turn = repetition % len(names)
             for name in names[turn:] + names[:turn]:
@@ -47,16 +58,24 @@ class Bench:
                 start = time.perf_counter()
                 variants[name]()
                 if repetition >= 0:
-                    mine[name].append(1e3 * (time.perf_counter() - start))
-        return self.slowest(mine)
+                    spans[name].append((start, time.perf_counter()))
+        everyone = self.everyone(spans)
+        return {
+            name: [span_of(ranks) for ranks in zip(*everyone[name], strict=True)] for name in names
+        }
 
     def slowest(self, mine: Samples) -> Samples:
-        everyone: list[Any] = [None] * self.world
-        dist.all_gather_object(everyone, mine)
+        """Each sample replaced by that of the slowest rank."""
+        everyone = self.everyone(mine)
         return {
-            name: [max(samples) for samples in zip(*(rank[name] for rank in everyone), strict=True)]
-            for name in mine
+            name: [max(samples) for samples in zip(*everyone[name], strict=True)] for name in mine
         }
+
+    def everyone(self, mine: dict[str, Any]) -> dict[str, list[Any]]:
+        """Name -> every rank's value, in rank order."""
+        ranks: list[Any] = [None] * self.world
+        dist.all_gather_object(ranks, mine)
+        return {name: [one[name] for one in ranks] for name in mine}
 
     def counters(self) -> dict[str, int]:
         return measure.counters(self.groups["tide"])
@@ -86,10 +105,9 @@ def empty(bench: Bench, shapes: Sequence[tuple[int, int]]) -> dict[str, list[Ten
     import tide
 
     plain = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
-    make = getattr(tide, "empty", None)
-    if make is None:
-        return {"gloo": plain, "tide": [torch.empty_like(tensor) for tensor in plain]}
-    straight = [make(*shape, dtype=torch.bfloat16, group=bench.groups["tide"]) for shape in shapes]
+    straight = [
+        tide.empty(*shape, dtype=torch.bfloat16, group=bench.groups["tide"]) for shape in shapes
+    ]
     return {"gloo": plain, "tide": straight}
 
 
@@ -253,29 +271,41 @@ def one_step(bench: Bench, model: nn.Module, text: Tensor, step: int) -> None:
     symbols, target = batch_of(text, step, bench.rank, 2, 128)
     loss = nn.functional.cross_entropy(model(symbols).float().flatten(0, 1), target.flatten())
     loss.backward()
-    for parameter in model.parameters():
-        parameter.grad = None
 
 
 def step_case(bench: Bench) -> dict[str, Any]:
-    """Steps of the demonstration's model (no optimizer): whole step, and inside FSDP2's
-    communication calls."""
+    """Steps of the demonstration's model (no optimizer), beside an unsharded bf16 model's.
+
+    `communication` is what a step costs more than computing alone in the same repetition;
+    `inside` is the time in FSDP2's communication calls, waiting there for slower ranks included.
+    """
     text = read_text(None)
-    models = {name: step_model(bench, group) for name, group in bench.groups.items()}
+    models: dict[str, nn.Module] = {
+        name: step_model(bench, group) for name, group in bench.groups.items()
+    }
+    models["alone"] = Model(Shape()).bfloat16()
     whole: Samples = {name: [] for name in models}
-    communication: Samples = {name: [] for name in models}
+    inside: Samples = {name: [] for name in models}
     names = list(models)
     with measure.CommunicationClock() as clock:
         for repetition in range(-2, bench.repetitions):
-            for name in names if repetition % 2 else names[::-1]:
+            turn = repetition % len(names)
+            for name in names[turn:] + names[:turn]:
                 dist.barrier()
                 clock.take()
                 start = time.perf_counter()
                 one_step(bench, models[name], text, repetition + 2)
+                dist.barrier()
                 if repetition >= 0:
                     whole[name].append(1e3 * (time.perf_counter() - start))
-                    communication[name].append(1e3 * sum(clock.take()))
-    return {"step": bench.slowest(whole), "communication": bench.slowest(communication)}
+                    inside[name].append(1e3 * sum(clock.take()))
+                models[name].zero_grad(set_to_none=True)
+    whole = bench.slowest(whole)
+    communication = {
+        name: [one - alone for one, alone in zip(whole[name], whole["alone"], strict=True)]
+        for name in bench.groups
+    }
+    return {"step": whole, "communication": communication, "inside": bench.slowest(inside)}
 
 
 CASES: dict[str, Callable[[Bench], dict[str, Any]]] = {

@@ -44,7 +44,7 @@ def paint(report: dict[str, Any], compared: Callable[[dict[str, Any]], Rows], pa
         axes.set_yticks([row + height * (len(rows) - 1) / 2 for row in range(len(names))], names)
         axes.invert_yaxis()
         axes.set_xlim(0, longest * 1.35)
-        axes.set_xlabel("times faster than gloo (medians of the slowest rank, one run)")
+        axes.set_xlabel("times faster than gloo (medians, one run)")
         axes.set_title("tide beside gloo", loc="left", fontweight="bold", fontsize=14, pad=14)
         axes.legend(frameon=False, loc="lower right")
         machine = report["machine"]

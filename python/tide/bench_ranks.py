@@ -33,6 +33,7 @@ def memory_run(bench: bench_cases.Bench, backend: str, seconds: float) -> dict[s
     while more.item():
         bench_cases.one_step(bench, model, text, step)
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         step += 1
         more[0] = float(bench.rank == 0 and time.monotonic() - start < seconds)
         dist.all_reduce(more)

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from tide.demo import picture
 from tide.demo.model import Shape, continue_text, read_text
-from tide.demo.training import Job, Result, build, start_backend, train
+from tide.demo.training import Job, Result, Trainer, build, start_backend
 
 PROMPT = b"def main(arguments):\n    "
 
@@ -34,16 +34,20 @@ def run_backend(name: str, job: Job, console: Console, letters: int) -> tuple[Re
     )
     with Progress(*columns, console=console, disable=job.rank != 0) as bar:
         task = bar.add_task("", total=job.steps, loss=float("nan"))
-        result = train(job, model, name, lambda loss: bar.update(task, advance=1, loss=loss))
+        trainer = Trainer(job, model, name)
+        trainer.train(lambda loss: bar.update(task, advance=1, loss=loss))
+    trainer.count()
     report, text = "", ""
     if name == "tide":
         import tide
 
         report = str(tide.report(model))
+    trainer.compute_alone()
+    if name == "tide":
         text = write_text(model, job, letters)
     dist.barrier()
     dist.destroy_process_group()
-    return result, report, text
+    return trainer.result, report, text
 
 
 @torch.no_grad()
@@ -94,19 +98,17 @@ def measure_table(results: list[Result]) -> Table:
         table.add_row(name, *cells)
 
     row("time", [result.step_time() for result in results], " ms", ratio=True)
-    row(
-        "inside communication",
-        [result.communication_time() for result in results],
-        " ms",
-        ratio=True,
-    )
+    row("computing alone", [result.alone_time() for result in results], " ms")
+    row("optimizer", [result.optimizer_time() for result in results], " ms")
+    row("communication", [result.communication_time() for result in results], " ms", ratio=True)
+    row("in FSDP2's calls", [result.inside_time() for result in results], " ms", ratio=True)
     row("gathers", [result.gather_calls for result in results], "", 0)
     row("reduces", [result.reduce_calls for result in results], "", 0)
     for name in results[0].copies:
-        row(f"layout copies, {name}", [result.copies[name] for result in results], "", 0)
-    row("layout copies, time", [result.copy_time for result in results], " ms", 2)
-    row("bytes to other ranks", [mib(result.written_bytes) for result in results], " MiB", 3)
-    row("least bytes possible", [mib(result.least_bytes) for result in results], " MiB", 3)
+        row(f"copies, {name}", [result.copies[name] for result in results], "", 0)
+    row("copies, time", [result.copy_time for result in results], " ms", 2)
+    row("sent to other ranks", [mib(result.written_bytes) for result in results], " MiB", 3)
+    row("the least possible", [mib(result.least_bytes) for result in results], " MiB", 3)
     return table
 
 

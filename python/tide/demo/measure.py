@@ -1,5 +1,6 @@
 """Measures one FSDP2 step from outside, in the same way for every backend."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter
 
 LAYOUT_COPIES = ("split_with_sizes_copy", "chunk_cat", "all_gather_copy_in")
 """What stock FSDP2 calls its copies between the collective's order and the parameters' (any prefix

@@ -65,9 +65,7 @@ def step_times(axes: Any, results: list[Result]) -> None:
     communication = [result.communication_time() for result in results]
     optimizer = [result.optimizer_time() for result in results]
     whole = [result.step_time() for result in results]
-    computing = [
-        max(0.0, w - c - o) for w, c, o in zip(whole, communication, optimizer, strict=True)
-    ]
+    computing = [w - c - o for w, c, o in zip(whole, communication, optimizer, strict=True)]
     bottom = [0.0] * len(results)
     parts = {"computing": computing, "optimizer": optimizer, "communication": communication}
     for name, values in parts.items():

@@ -35,7 +35,10 @@ class Result:
     backend: str
     losses: list[float] = field(default_factory=list)
     step_times: list[float] = field(default_factory=list)
-    communication_times: list[float] = field(default_factory=list)
+    inside_times: list[float] = field(default_factory=list)
+    """In FSDP2's communication calls; waiting there for slower ranks included."""
+    alone_times: list[float] = field(default_factory=list)
+    """Forward and backward of an unsharded bf16 model, on all ranks at once, nothing sent."""
     optimizer_times: list[float] = field(default_factory=list)
     copies: dict[str, int] = field(default_factory=dict)
     copy_time: float = 0.0
@@ -47,11 +50,18 @@ class Result:
     def step_time(self) -> float:
         return median(self.step_times)
 
-    def communication_time(self) -> float:
-        return median(self.communication_times)
+    def alone_time(self) -> float:
+        return median(self.alone_times)
+
+    def inside_time(self) -> float:
+        return median(self.inside_times)
 
     def optimizer_time(self) -> float:
         return median(self.optimizer_times)
+
+    def communication_time(self) -> float:
+        """What communication adds to a step, whoever pays for it: threads, copies, waiting."""
+        return max(0.0, self.step_time() - self.alone_time() - self.optimizer_time())
 
 
 def build(job: Job) -> nn.Module:
@@ -74,55 +84,85 @@ def learning_rate(step: int, steps: int) -> float:
     return 3e-3 * warm * (0.55 + 0.45 * cosine)
 
 
-def train(job: Job, model: nn.Module, backend: str, progress: Callable[[float], None]) -> Result:
-    """`job.steps` measured steps, then one more under the profiler. Collective: every rank calls it
-    alike."""
-    result = Result(backend)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    loss_sum = torch.zeros(1)
+class Trainer:
+    """Steps of one model on one backend. Every method is collective: all ranks call it alike."""
 
-    def one_step(step: int) -> float:
+    def __init__(self, job: Job, model: nn.Module, backend: str) -> None:
+        self.job, self.model = job, model
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1
+        )
+        self.result = Result(backend)
+
+    def train(self, progress: Callable[[float], None]) -> None:
+        """`job.steps` measured steps; `progress` hears each step's loss, the mean over the
+        ranks."""
+        job, result = self.job, self.result
+        loss = torch.zeros(1)
+        with measure.CommunicationClock() as clock:
+            for step in range(job.steps):
+                dist.barrier()
+                clock.take()
+                start = time.perf_counter()
+                loss[0] = self._forward_backward(step)
+                middle = time.perf_counter()
+                self._update(step)
+                updated = time.perf_counter()
+                dist.barrier()
+                end = time.perf_counter()
+                result.step_times.append(1e3 * (end - start))
+                result.optimizer_times.append(1e3 * (updated - middle))
+                result.inside_times.append(1e3 * sum(clock.take()))
+                dist.all_reduce(loss)
+                result.losses.append(loss.item() / job.world)
+                progress(result.losses[-1])
+
+    def count(self) -> None:
+        """One more step: layout copies by torch's profiler on rank 0, and bytes."""
+        job, result = self.job, self.result
+        before = measure.counters()
+        with measure.CommunicationClock() as clock:
+            if job.rank == 0:
+                result.copies, result.copy_time = measure.layout_copies(
+                    lambda: self._forward_backward(job.steps)
+                )
+            else:
+                self._forward_backward(job.steps)
+        after = measure.counters()
+        self._update(job.steps)
+        if before or after:
+            result.written_bytes = measure.written_bytes(before, after)
+        for group in measure.groups_of(self.model):
+            gather, reduce = measure.least_bytes(group, job.world, torch.bfloat16, torch.bfloat16)
+            result.least_bytes += gather * clock.gathers[group] + reduce * clock.reduces[group]
+            result.gather_calls += clock.gathers[group]
+            result.reduce_calls += clock.reduces[group]
+
+    def compute_alone(self, steps: int = 10) -> None:
+        """Times forward and backward of an unsharded bf16 model of this shape on every rank."""
+        plain = Model(self.job.shape).bfloat16()
+        for step in range(steps + 1):
+            dist.barrier()
+            start = time.perf_counter()
+            self._forward_backward(step, plain)
+            dist.barrier()
+            if step > 0:  # the first one is slower
+                self.result.alone_times.append(1e3 * (time.perf_counter() - start))
+            plain.zero_grad(set_to_none=True)
+
+    def _forward_backward(self, step: int, model: nn.Module | None = None) -> float:
+        job = self.job
         symbols, target = batch_of(job.text, step, job.rank, job.sequences, job.shape.context)
-        logits = model(symbols)
+        logits = (model or self.model)(symbols)
         loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), target.flatten())
         loss.backward()
-        start = time.perf_counter()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, job.steps)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        loss_sum[0] = loss.detach()
-        return time.perf_counter() - start
+        return loss.item()
 
-    with measure.CommunicationClock() as clock:
-        for step in range(job.steps):
-            dist.barrier()
-            clock.take()
-            start = time.perf_counter()
-            optimizer_time = one_step(step)
-            result.step_times.append(1e3 * (time.perf_counter() - start))
-            result.communication_times.append(1e3 * sum(clock.take()))
-            result.optimizer_times.append(1e3 * optimizer_time)
-            dist.all_reduce(loss_sum)
-            result.losses.append(loss_sum.item() / job.world)
-            progress(result.losses[-1])
-
-    dist.barrier()
-    before = measure.counters()
-    with measure.CommunicationClock() as clock:
-        if job.rank == 0:
-            result.copies, result.copy_time = measure.layout_copies(lambda: one_step(job.steps))
-        else:
-            one_step(job.steps)
-    after = measure.counters()
-    if before or after:
-        result.written_bytes = measure.written_bytes(before, after)
-    for group in measure.groups_of(model):
-        gather, reduce = measure.least_bytes(group, job.world, torch.bfloat16, torch.bfloat16)
-        result.least_bytes += gather * clock.gathers[group] + reduce * clock.reduces[group]
-        result.gather_calls += clock.gathers[group]
-        result.reduce_calls += clock.reduces[group]
-    return result
+    def _update(self, step: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, self.job.steps)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 def start_backend(name: str) -> None:
