@@ -144,6 +144,7 @@ TEST(EngineSequence, RandomCallsInOneOrder) {
       plan_layers(group, layers, 1);
       std::vector<int> state(kGroups);  // 0 sharded, 1 gathering, 2 reducing
       std::vector<int> round(kGroups);
+      std::vector<std::shared_ptr<Operation>> gathers;  // read the shards until they are done
       for (int step = 0; step < 120; ++step) {
         const int g = static_cast<int>(shared() % kGroups);
         if (state[g] == 0) {
@@ -151,6 +152,7 @@ TEST(EngineSequence, RandomCallsInOneOrder) {
           if (started.status().kind() == ErrorKind::kUnsupported) continue;  // no slot: alike on all ranks
           TIDE_ASSERT_OK(started.status());
           layers[g].started = std::move(started.value());
+          gathers.push_back(layers[g].started.operation);
           state[g] = 1;
         } else if (state[g] == 1) {
           if (own() % 2 == 0) use(layers, g);
@@ -170,6 +172,7 @@ TEST(EngineSequence, RandomCallsInOneOrder) {
       for (int g = 0; g < kGroups; ++g) {
         if (state[g] == 2) finish_reduce(layers, g, rank, round[g]);
       }
+      for (const auto& operation : gathers) TIDE_ASSERT_OK(operation->wait());
     });
   }
 }

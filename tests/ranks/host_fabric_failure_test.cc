@@ -6,6 +6,8 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
+#include <random>
+
 #include "tests/ranks/host_fabric_ranks.h"
 
 namespace tide::test {
@@ -373,6 +375,52 @@ TEST(HostFabricFailure, AForkedChildHasNeitherCallsNorMemoryNorDescriptors) {
     EXPECT_TRUE(fabric->peer_status(1 - rank).is_ok());
     barrier(*fabric, *window, 3);
   });
+}
+
+// Four ranks in a loop of windows, copies and barriers; one of them is killed at some moment, connecting included. The
+// others end with an error that names it, or that it caused.
+TEST(HostFabricFailure, RandomKills) {
+  constexpr int kRanks = 4;
+  std::mt19937 random(11);
+  for (int round = 0; round < 40; ++round) {
+    FileStore store;
+    Processes processes;
+    std::vector<pid_t> ranks;
+    const int victim = static_cast<int>(random() % kRanks);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ranks.push_back(processes.start("rank " + std::to_string(rank), [&, rank] {
+        auto made = connect_host_fabric({rank, kRanks, "test", within(seconds(3)), "", {}}, store);
+        if (!made.is_ok()) return;  // the victim never came
+        Fabric& fabric = *made.value();
+        std::atomic<bool> failed{false};
+        fabric.on_peer_failure([&](int, const Status&) {
+          failed = true;
+          fabric.wake_all();
+        });
+        Status status;
+        for (uint32_t epoch = 1; status.is_ok(); ++epoch) {
+          auto window = fabric.create_window(1 << 16, within(seconds(60)));
+          status = window.status();
+          for (int peer = 0; peer < kRanks && status.is_ok(); ++peer) {
+            (void)fabric.signal(0, word_at(window.value()->peer(peer), rank), epoch);
+          }
+          WaitGuard guard = guard_of();
+          guard.failed = &failed;
+          for (int peer = 0; peer < kRanks && status.is_ok(); ++peer) {
+            status = fabric.wait(0, word_at(window.value()->own(), peer), epoch, guard);
+          }
+        }
+        EXPECT_EQ(status.kind(), ErrorKind::kPeerLost) << status.to_string();
+        fabric.fail(status);
+        made.value()->close();
+      }));
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 40'000));
+    processes.kill(ranks[static_cast<size_t>(victim)], SIGKILL);
+    processes.end_of(ranks[static_cast<size_t>(victim)]);
+    processes.expect_all_succeed(seconds(30));
+    if (HasFailure()) break;
+  }
 }
 
 }  // namespace

@@ -87,6 +87,40 @@ TEST(HostFabricOrder, EightRanksEachWithTwoQueues) {
   });
 }
 
+// Ranks as threads of one process over real sockets and windows: a thread sanitizer sees all of them.
+TEST(HostFabricOrder, RanksAsThreadsOfOneProcess) {
+  constexpr int kRanks = 6;
+  FileStore store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&store, rank] {
+      auto fabric = connect(rank, kRanks, store);
+      ASSERT_NE(fabric, nullptr);
+      std::atomic<int> heard{0};
+      fabric->on_peer_failure([&](int peer, const Status&) {
+        EXPECT_EQ(peer, 3);
+        ++heard;
+      });
+      auto window = window_of(*fabric, 1 << 16);
+      for (uint32_t epoch = 1; epoch <= 20; ++epoch) {
+        barrier(*fabric, *window, epoch);
+        auto other = window_of(*fabric, 4096 * static_cast<int64_t>(epoch));
+        EXPECT_NE(other, nullptr);
+      }
+      if (rank == 3) {
+        fabric->fail({ErrorKind::kInternal, "enough"});
+      } else {
+        WaitGuard guard = guard_of();
+        guard.check = [&] { return fabric->peer_status(3); };
+        EXPECT_EQ(fabric->wait(0, word_at(window->own(), 0), 1, guard).kind(), ErrorKind::kPeerLost);
+      }
+      fabric->close();
+      EXPECT_EQ(heard.load(), rank == 3 ? 0 : 1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST(HostFabricOrder, MoreThanTwoGigabytesInOneWindow) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP()
