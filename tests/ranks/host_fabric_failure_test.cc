@@ -377,8 +377,8 @@ TEST(HostFabricFailure, AForkedChildHasNeitherCallsNorMemoryNorDescriptors) {
   });
 }
 
-// Four ranks in a loop of windows, copies and barriers; one of them is killed at some moment, connecting included. The
-// others end with an error that names it, or that it caused.
+// Four ranks in a loop of windows, copies and barriers; one of them is killed at some moment,
+// connecting included. The others end with an error that names it, or that it caused.
 TEST(HostFabricFailure, RandomKills) {
   constexpr int kRanks = 4;
   std::mt19937 random(11);

@@ -87,7 +87,8 @@ TEST(HostFabricOrder, EightRanksEachWithTwoQueues) {
   });
 }
 
-// Ranks as threads of one process over real sockets and windows: a thread sanitizer sees all of them.
+// Ranks as threads of one process over real sockets and windows: a thread sanitizer sees all of
+// them.
 TEST(HostFabricOrder, RanksAsThreadsOfOneProcess) {
   constexpr int kRanks = 6;
   FileStore store;
@@ -112,7 +113,8 @@ TEST(HostFabricOrder, RanksAsThreadsOfOneProcess) {
       } else {
         WaitGuard guard = guard_of();
         guard.check = [&] { return fabric->peer_status(3); };
-        EXPECT_EQ(fabric->wait(0, word_at(window->own(), 0), 1, guard).kind(), ErrorKind::kPeerLost);
+        EXPECT_EQ(fabric->wait(0, word_at(window->own(), 0), 1, guard).kind(),
+                  ErrorKind::kPeerLost);
       }
       fabric->close();
       EXPECT_EQ(heard.load(), rank == 3 ? 0 : 1);

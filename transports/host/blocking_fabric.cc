@@ -16,6 +16,8 @@ namespace {
 // ranks the yields let it have this one.
 constexpr std::chrono::microseconds kSpin{20};
 constexpr std::chrono::milliseconds kSlice{100};
+// Longer timeouts mean the same and would leave the clock's range.
+constexpr std::chrono::hours kForever{24 * 365 * 10};
 
 std::atomic_ref<uint32_t> as_atomic(const uint32_t* word) {
   return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(word));
@@ -96,7 +98,7 @@ Status BlockingFabric::wait(int, const uint32_t* word, uint32_t value, const Wai
   TIDE_RETURN_IF_ERROR(usable());
   if (reached(word, value)) return Status::ok();
   const Deadline begin = Clock::now();
-  const Deadline deadline = begin + guard.timeout;
+  const Deadline deadline = begin + std::min<std::chrono::milliseconds>(guard.timeout, kForever);
   if (spin_until_reached(word, value, std::min(deadline, begin + kSpin))) return Status::ok();
 
   const auto place = window_map_->find(word, sizeof(*word));
