@@ -1,9 +1,11 @@
 // Conversions between fp32 and the two 16-bit float formats, one element at a time: the definition
 // that every vector level repeats bit for bit. Rounding is to nearest, ties to even; denormals are
-// kept; overflow gives infinity.
-//   to bf16: every NaN becomes 0x7fc0.  to fp16: a NaN keeps its sign and upper payload and becomes
-//   quiet. from bf16: bits are kept.           from fp16: a NaN keeps sign and payload and becomes
-//   quiet.
+// kept; overflow gives infinity. What becomes of a NaN:
+//
+//   to bf16    0x7fc0
+//   to fp16    its sign and upper payload, quiet
+//   from bf16  the same bits
+//   from fp16  its sign and payload, quiet
 //
 // For sources without target pragmas only: these functions are inline, and the linker keeps one
 // copy of each.

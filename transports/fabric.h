@@ -4,9 +4,11 @@
 // an accumulate is ordered like a copy.
 //
 // Two kinds of fabric, told apart by Capabilities::blocking:
-//   blocking (host, memory)  a call returns when it is done; the engine runs each queue on a thread
-//   of its own enqueuing (cuda)         a call returns when it is enqueued on the queue's stream;
-//   the calling thread issues all steps
+//
+//   blocking (host, memory)
+//     a call returns when it is done; the engine runs each queue on a thread of its own
+//   enqueuing (cuda)
+//     a call returns when it is enqueued on the queue's stream; the calling thread issues all steps
 //
 // Ranks here are group ranks 0..size-1 of one node's group. All methods but close() may be called
 // from several threads, each queue from one thread at a time. After an error of any call the group
@@ -65,8 +67,8 @@ struct CopyBlock {
   int64_t from_pitch = 0;
 };
 
-// output[i] (op)= round(scale * (slices[0][i] + slices[1][i] + ... in this order, in fp32)), i <
-// numel.
+// For i < numel, in this order and in fp32:
+//   output[i] (op)= round(scale * (slices[0][i] + slices[1][i] + ...))
 struct AccumulateBlock {
   std::vector<const void*> slices;  // in rank order
   void* output = nullptr;

@@ -6,10 +6,13 @@
 // 32-bit value. Different words may share a doorbell: a sleeper may wake for another's word, looks
 // at its own, and sleeps again.
 //
-// Memory order (Dekker's pattern; all four accesses are sequentially consistent):
-//   signaller  store word;                    load waiters -> when not zero: add to sequence, futex
-//   wake sleeper    add to waiters; load sequence; load word    -> when not there: futex wait while
-//   sequence is unchanged
+// Memory order (Dekker's pattern; every access is sequentially consistent):
+//
+//   signaller  1. store word
+//              2. load waiters; when not zero: add to sequence, futex wake
+//   sleeper    1. add to waiters
+//              2. load sequence, load word; when not there: futex wait while sequence is unchanged
+//
 // A signaller that reads waiters == 0 stored the word before the sleeper announced itself, so the
 // sleeper reads the word. A signaller that reads more changes sequence after the word: a sleeper
 // that read the old sequence does not fall asleep (or is woken), one that read the new sequence
