@@ -368,7 +368,7 @@ CASES: dict[str, Case] = {
     "pipeline_like": Case(Model, masters, step=accumulate(pipeline_like)),
     "kept_storage": Case(Model, by_block, prepare=keep_storage, calls_served=False),
     "unused_parameters": Case(Skipping, by_block, step=conditional),
-    "divided_by_three": Case(Model, divided(3.0)),
+    "divided_by_three": Case(Model, divided(3.0), exact_beside_stock=False),
     "divided_by_ranks": Case(Model, divided(4.0)),
     "forced_sums": Case(Model, masters, prepare=forced_sums),
     "reduce_hook": Case(Model, masters, prepare=hooked),

@@ -15,7 +15,8 @@ class Call:
     name: str  # "gather", "vacate" or "reduce"
     plan: int
     arguments: tuple[Any, ...] = ()  # kept only while `on_call` runs
-    work: Any = None
+    work: Any = None  # as long; a work holds tensors
+    slot: int = -1  # that a gather got
 
 
 @dataclass
@@ -43,9 +44,11 @@ def watching() -> Iterator[Spy]:
             seen.work = stock[name](self, plan, *arguments)
             if spy.on_return is not None:
                 spy.on_return(seen)
-            seen.arguments = ()
+            work = seen.work
+            seen.slot = work.slot if name == "gather" and work is not None else -1
             other = spy.replace(seen) if spy.replace is not None else None
-            return other if other is not None else seen.work
+            seen.arguments, seen.work = (), None
+            return other if other is not None else work
 
         return call
 

@@ -64,7 +64,7 @@ def test_01_slots_follow_the_order_of_calls() -> None:
             for _ in range(2):
                 time.sleep(0.02 * rank)
                 step(model)
-        return [(c.name, c.plan, c.work.slot if c.name == "gather" else -1) for c in spy.calls]
+        return [(call.name, call.plan, call.slot) for call in spy.calls]
 
     ranks = run_ranks(4, body)
     assert all(calls == ranks[0] for calls in ranks)
@@ -183,7 +183,7 @@ def test_07_storages_are_bound_before_use_and_released_by_reshard() -> None:
     def body(rank: int, size: int) -> bool:
         model = model_on_tide()
         bound: list[bool] = []
-        model.blocks[0].register_forward_hook(
+        model.blocks[0].norm.register_forward_hook(
             lambda *_: bound.extend(_C.storage_is_bound(t) for t in storages(model.blocks[0]))
         )
         step(model)

@@ -15,6 +15,7 @@ import torch
 from cases import by_block
 from harness import run_ranks
 from models import Model
+from tide.fsdp import plan
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from trial import Case, Trainer, differs
 
@@ -55,8 +56,14 @@ def offloaded(group: Any) -> None:
 
 def unreadable(group: Any) -> None:
     """Looking at the group raises on this rank."""
-    parameter = group.fsdp_params[1]
-    parameter.fsdp_placement = property(lambda _: 1 / 0)
+    stock = plan.parameter_facts
+
+    def facts(parameter: Any) -> Any:
+        if parameter in group.fsdp_params:
+            raise LookupError("on purpose")
+        return stock(parameter)
+
+    plan.parameter_facts = facts
 
 
 def subclass(group: Any) -> None:
@@ -65,7 +72,7 @@ def subclass(group: Any) -> None:
 
 
 def another_option(group: Any) -> None:
-    """Other slots than the peers would want."""
+    """Other slots than the peers would want. Stock itself goes on for one step only."""
     group.reshard_after_backward = False
 
 
@@ -78,7 +85,7 @@ CONDITIONS: dict[str, tuple[Callable[[Any], None], str]] = {
     "own_output_function": (own_output_function, "lays this group's all-gather output out"),
     "own_input_function": (own_input_function, "lays this group's gradients out"),
     "offloaded": (offloaded, "is offloaded to the CPU between its uses"),
-    "unreadable": (unreadable, "while looking at the group"),
+    "unreadable": (unreadable, "LookupError while looking at the group: on purpose"),
     "subclass": (subclass, "is a Subclass, not a plain tensor"),
     "another_option": (another_option, "ranks disagree"),
 }
@@ -92,8 +99,9 @@ def test_one_ranks_refusal_sends_one_group_stock(name: str) -> None:
         if torch.distributed.get_rank() == 2:
             force(model.blocks[1]._get_fsdp_state()._fsdp_param_groups[0])
 
-    case = Case(Model, by_block)
-    refused = Case(Model, by_block, prepare=prepare)
+    steps = 1 if name == "another_option" else 3
+    case = Case(Model, by_block, steps=steps)
+    refused = Case(Model, by_block, steps=steps, prepare=prepare)
 
     def body(rank: int, size: int) -> tuple[str, str, Any]:
         stock = Trainer(case, "stock").run()
@@ -121,18 +129,15 @@ def test_the_arena_limit_sends_groups_stock() -> None:
     """One rank has less room than the others: the largest group goes, the small ones stay."""
 
     def body(rank: int, size: int) -> Any:
-        limit = 60_000 if rank == 1 else 0
-
-        def shard(model: Any, setting: Any) -> None:
-            by_block(model, setting)
-
-        trainer = Trainer(Case(Model, shard), f"tide:arena_limit_bytes={limit}")
+        limit = 40_000 if rank == 1 else 0
+        trainer = Trainer(Case(Model, by_block), f"tide:arena_limit_bytes={limit}")
         return trainer.run().report
 
     reports = run_ranks(2, body)
     assert len({tuple((row.path, row.reason) for row in report) for report in reports}) == 1
     refused = [row for row in reports[0] if row.path == "stock"]
-    assert refused and all("rank 1" in row.reason and "limit" in row.reason for row in refused)
+    assert 0 < len(refused) < len(reports[0].rows), str(reports[0])
+    assert all("rank 1" in row.reason and "limit" in row.reason for row in refused)
 
 
 def test_reasons_that_need_no_vote() -> None:
