@@ -15,7 +15,7 @@ namespace tide {
 namespace {
 
 // Outputs of at least this many bytes are stored past the cache: nobody reads a large shard soon.
-constexpr int64_t kStreamOutputBytes = 256 << 10;
+constexpr int64_t kStreamOutputBytes = 64 << 10;
 // Elements summed at a time by the paths without vector code: their partial results stay in the
 // nearest cache.
 constexpr int64_t kChunk = 512;

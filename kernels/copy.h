@@ -17,7 +17,7 @@ namespace tide {
 // Rows of at least this many bytes, in a block of at least kStreamBlockBytes, are stored past the
 // cache.
 inline constexpr int64_t kStreamRowBytes = 1024;
-inline constexpr int64_t kStreamBlockBytes = 256 << 10;
+inline constexpr int64_t kStreamBlockBytes = 64 << 10;
 
 void copy_block(const CopyBlock& block, CpuLevel level = best_cpu_level());
 

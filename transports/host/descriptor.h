@@ -4,8 +4,8 @@
 // Close-on-exec is not enough: a data loader's worker is forked without exec, and a copy of a dead
 // rank's socket in it would keep the peers from seeing the end of that rank. So every descriptor of
 // the fabric is recorded here, and a forked child closes them all before fork() returns in it.
-// Descriptors are made inside with_fork_held(), so that no fork falls between the system call and
-// the record. In the child, the owners' destructors then find nothing to close.
+// Descriptors are made inside Descriptor::record(), so that no fork falls between the system call
+// and the record. In the child, the owners' destructors then find nothing to close.
 //
 // The record is the process's, as fork handlers are; it is the only global state of the host
 // fabric.
