@@ -29,7 +29,7 @@ def offences(text: str, root: Path) -> list[str]:
             places = [root / script, root / "python/tide/demo.py"]
             if not any(path.is_file() and option in path.read_text() for path in places):
                 found.append(f"README.md names {script} {option}, which that command does not know")
-    verbs = set(re.findall(r"^\$? *tide ([a-z]+)", text, re.M)) | set(
+    verbs = set(re.findall(r"^(?: {4}|\$ )tide ([a-z]+)", text, re.M)) | set(
         re.findall(r"`tide ([a-z]+)", text)
     )
     for verb in sorted(verbs):
