@@ -231,5 +231,6 @@ set_up() {
   install_packages
   if [ "${NEED:-tide}" != compiler ]; then make_environment; fi
   if [ "${NEED:-tide}" = tide ]; then install_tide; fi
+  exec 9>&-
   say_left_out
 }
