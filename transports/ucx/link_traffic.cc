@@ -47,6 +47,7 @@ void UcxLink::post_chunk(int flow, const Chunk& chunk) {
     return api_.put_nbx(peer.data.handle, chunk.from, static_cast<size_t>(chunk.bytes), to,
                         key->second, &parameters);
   });
+  if (chunk.transfer->failed) return;
   if (chunk.ends_head) flush_then_tell(node, chunk.transfer, EventKind::kHead);
   if (chunk.ends_all) flush_then_tell(node, chunk.transfer, EventKind::kArrival);
 }
@@ -135,9 +136,11 @@ void UcxLink::finished(std::unique_ptr<InFlight> flight, ucs_status_t status) {
   switch (flight->kind) {
     case InFlight::Kind::kChunk:
       rail_.transfers().landed(first_flow_ + flight->node, flight->bytes);
+      if (!ok) flight->transfer->failed = true;
       break;
     case InFlight::Kind::kFlush:
-      if (ok && state_ == State::kOpen) {
+      // A flush is content when a put before it failed: nothing is outstanding then.
+      if (ok && state_ == State::kOpen && !flight->transfer->failed) {
         const Put& put = flight->transfer->put;
         const bool head = flight->event == EventKind::kHead;
         Message message = message_of(static_cast<uint8_t>(flight->event));

@@ -22,7 +22,8 @@ struct Transfer {
   uint64_t hash = 0;
   int64_t total_bytes = 0;
   int64_t posted_bytes = 0;
-  size_t segment = 0;  // where posting stands
+  bool failed = false;  // a chunk did: nothing may be told of it any more
+  size_t segment = 0;   // where posting stands
   int64_t segment_offset = 0;
 };
 

@@ -407,7 +407,8 @@ Result<std::shared_ptr<UcxRail>> open_ucx_rail(const UcxRailOptions& options) {
   const std::string name = options.device.substr(0, options.device.find(':'));
   const std::string folder = options.rdma ? "/sys/class/infiniband/" : "/sys/class/net/";
   if (name.empty() || access((folder + name).c_str(), F_OK) != 0) {
-    return Status(ErrorKind::kUnsupported, "there is no device '" + options.device + "' here (" + folder +
+    return Status(ErrorKind::kUnsupported, "there is no device '" + options.device + "' here (" +
+                                               folder +
                                                "); TIDE_RAILS names one for each local rank");
   }
   return UcxRail::open(options, api.value());
