@@ -19,7 +19,6 @@ from tide import _C
 from tide.fsdp.record import record_of
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, share_comm_ctx
-from torch.distributed.tensor import DTensor
 from trial import Setting, local
 
 
@@ -183,44 +182,49 @@ def test_state_dicts_alias_the_shards_and_load_back() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_checkpoint_loads_onto_another_number_of_ranks(ranks: int, tmp_path: Path) -> None:
-    """Model and optimizer: the next step is the one that the saving ranks would have made."""
+    """Model and optimizer, bit for bit; and gathers see what was loaded."""
+
+    def make(seed: int) -> tuple[Any, Any, dict[str, Any]]:
+        torch.manual_seed(seed)
+        model = Model()
+        by_block(model, Setting("tide"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        step(model, optimizer)
+        weights, moments = get_state_dict(model, optimizer)
+        return model, optimizer, {"model": weights, "optimizer": moments}
+
+    def whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+        found = {name: tensor.full_tensor() for name, tensor in state["model"].items()}
+        for name, moments in state["optimizer"]["state"].items():
+            found[f"moment of {name}"] = moments["exp_avg"].full_tensor()
+        return found
 
     def save(rank: int, size: int) -> Any:
-        model = build()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        step(model, optimizer)
-        weights, moments = get_state_dict(model, optimizer)
-        checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=str(tmp_path))
-        return {n: p.full_tensor() for n, p in model.named_parameters()}, moments["state"].keys()
+        _, _, state = make(0)
+        checkpoint.save(state, checkpoint_id=str(tmp_path))
+        return whole(state)
 
     def load(rank: int, size: int) -> Any:
-        torch.manual_seed(7)
-        model = Model()
-        by_block(model, Setting("tide"))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        weights, moments = get_state_dict(model, optimizer)
-        checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=str(tmp_path))
-        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-        step(model, optimizer)
-        assert all(row.path == "tide" for row in tide.report(model))
-        return {n: t.full_tensor() for n, t in weights.items() if isinstance(t, DTensor)}
-
-    saved, names = run_ranks(4, save)[0]
-    for loaded in run_ranks(ranks, load):
-        assert len(loaded) == len(saved) == len(names)
-
-    def check(rank: int, size: int) -> bool:
-        torch.manual_seed(7)
-        model = Model()
-        by_block(model, Setting("tide"))
-        weights, _ = get_state_dict(model, ())
-        checkpoint.load({"model": weights}, checkpoint_id=str(tmp_path))
-        model.blocks[0].unshard()
-        return all(
-            torch.equal(p, saved[f"blocks.0.{n}"]) for n, p in model.blocks[0].named_parameters()
+        model, optimizer, state = make(7)
+        checkpoint.load(state, checkpoint_id=str(tmp_path))
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
         )
+        loaded = whole(dict(zip(("model", "optimizer"), get_state_dict(model, optimizer))))
+        model.blocks[0].unshard()
+        for name, parameter in model.blocks[0].named_parameters():
+            assert torch.equal(parameter, loaded[f"blocks.0.{name}"])
+        model.blocks[0].reshard()
+        step(model, optimizer)
+        assert all(row.path == "tide" and not row.stock_calls for row in tide.report(model))
+        return loaded
 
-    assert all(run_ranks(ranks, check))
+    saved = run_ranks(4, save)[0]
+    assert len(saved) == 2 * (4 * 7 + 2)
+    assert all(equal(loaded, saved) for loaded in run_ranks(ranks, load))
 
 
 def test_changing_the_dtype_after_planning_does_what_stock_does() -> None:
@@ -327,19 +331,25 @@ def test_keeping_storages_for_a_while() -> None:
     assert all(run_ranks(2, body))
 
 
-def test_two_roots_share_slots_and_streams() -> None:
-    """As pipeline stages on one rank do."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_two_roots_share_the_slots_of_a_process_group(shared: bool) -> None:
+    """As pipeline stages on one rank do; `shared`: their streams too."""
 
     def body(rank: int, size: int) -> bool:
         losses = []
         for engine in ("stock", "tide:fsdp=gather"):
             first, second = build(engine), build(engine)
-            share_comm_ctx([first, second])
+            if shared:
+                share_comm_ctx([first, second])
             losses.append([])
             for seed in range(3):
-                a, b = loss_of(first, words(seed)), loss_of(second, words(seed + 9))
+                a = loss_of(first, words(seed))
+                if shared:
+                    a.backward()
+                b = loss_of(second, words(seed + 9))
                 (b * 2).backward()
-                a.backward()
+                if not shared:
+                    a.backward()
                 losses[-1] += [float(a), float(b)]
         assert not any(row.stock_calls for root in (first, second) for row in tide.report(root))
         return losses[0] == losses[1]
