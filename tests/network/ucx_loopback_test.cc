@@ -1,13 +1,15 @@
 // The network over real UCX, tcp on the loopback interface; nodes are threads with a rail each.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <thread>
 
 #include "tests/network/stores.h"
-#include "transports/ucx/ucx.h"
+#include "transports/ucx/ucx_network.h"
 
 namespace tide {
 namespace {
@@ -308,6 +310,126 @@ TEST_F(UcxLoopback, DifferentProgramsAreNamedOnBothSides) {
       HasSubstr("'gather of layers.4' with program 000000000000000b here, but node 0 runs"));
   const Status there = group.at(0).wait(1, {EventKind::kConfirm, 1, 0, 0}, 1, guard_of());
   EXPECT_THAT(there.message(), HasSubstr("node 1 reported: "));
+}
+
+// Sends to the worker of node `node`, whose hello lies in the store, as a stranger with the address
+// could.
+void intrude(MemoryStore& store, int node, const std::vector<std::string>& headers) {
+  const Hello hello =
+      read_hello(store.get("hello/" + std::to_string(node), soon()).value()).value();
+  const auto rail = open_ucx_rail(rail_options()).value();
+  const UcxApi& api = rail->api();
+  const Status sent = rail->run([&] {
+    ucp_worker_params_t worker_parameters = {};
+    ucp_worker_h worker = nullptr;
+    EXPECT_EQ(api.worker_create(rail->context(), &worker_parameters, &worker), UCS_OK);
+    ucp_ep_params_t parameters = {};
+    parameters.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+    parameters.address = reinterpret_cast<const ucp_address_t*>(hello.address.data());
+    ucp_ep_h endpoint = nullptr;
+    EXPECT_EQ(api.ep_create(worker, &parameters, &endpoint), UCS_OK);
+    int open = 0;
+    ucp_request_param_t request = {};
+    request.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    request.user_data = &open;
+    request.cb.send = [](void* done, ucs_status_t, void* counter) {
+      --*static_cast<int*>(counter);
+      load_ucx({}).value()->request_free(done);
+    };
+    for (const std::string& header : headers) {
+      open += UCS_PTR_IS_PTR(api.am_send_nbx(endpoint, kMessageId, header.data(), header.size(),
+                                             "x", 1, &request))
+                  ? 1
+                  : 0;
+    }
+    open += UCS_PTR_IS_PTR(api.ep_flush_nbx(endpoint, &request)) ? 1 : 0;
+    for (const Deadline until = soon(); open > 0 && Clock::now() < until;)
+      api.worker_progress(worker);
+    EXPECT_EQ(open, 0);
+    for (int i = 0; i < 100; ++i) api.worker_progress(worker);
+    api.worker_destroy(worker);
+    return Status::ok();
+  });
+  EXPECT_TRUE(sent.is_ok());
+}
+
+std::string bytes_of(const Message& message, size_t bytes = sizeof(Message)) {
+  return {reinterpret_cast<const char*>(&message), bytes};
+}
+
+TEST_F(UcxLoopback, StrangersDoNoHarmAndTruncatedMessagesAreNamed) {
+  const auto store = std::make_shared<MemoryStore>();
+  Group group(2, rail_options(), [&](int, UcxGroupOptions& options) { options.store = store; });
+  ASSERT_TRUE(group.up());
+  Message message;
+  message.epoch = 1;
+  intrude(*store, 1, {"hello?", bytes_of(message), bytes_of(message, 9), std::string(1000, 'z')});
+  auto& network = static_cast<UcxNetwork&>(group.at(1));
+  for (const Deadline until = soon(); network.foreign_messages() < 4 && Clock::now() < until;)
+    std::this_thread::yield();
+  EXPECT_EQ(network.foreign_messages(), 4u);
+  EXPECT_TRUE(network.error().is_ok()) << network.error().to_string();
+
+  message.epoch = read_hello(store->get("hello/0", soon()).value()).value().epoch;
+  intrude(*store, 1, {bytes_of(message, 40)});
+  const Status broken = group.at(0).wait(1, {EventKind::kGrant, 0, 9, 9}, 1, guard_of());
+  EXPECT_THAT(broken.message(), HasSubstr("node 1 reported: "));
+  EXPECT_THAT(network.error().message(),
+              HasSubstr("received a truncated message: 40 bytes, wanted 48"));
+}
+
+TEST_F(UcxLoopback, AMessageOfAnotherVersionIsNamed) {
+  const auto store = std::make_shared<MemoryStore>();
+  Group group(2, rail_options(), [&](int, UcxGroupOptions& options) { options.store = store; });
+  ASSERT_TRUE(group.up());
+  Message message;
+  message.epoch = read_hello(store->get("hello/0", soon()).value()).value().epoch;
+  message.version = kMessageVersion + 1;
+  intrude(*store, 0, {bytes_of(message)});
+  const Status broken = group.at(0).wait(1, {EventKind::kGrant, 0, 9, 9}, 1, guard_of());
+  EXPECT_THAT(broken.message(),
+              HasSubstr("version 2, this node speaks version 1; run the same tide on all nodes"));
+}
+
+// A node that says in its hello what another tide would.
+class AnotherTide : public KeyValueStore {
+ public:
+  explicit AnotherTide(std::shared_ptr<KeyValueStore> store) : store_(std::move(store)) {}
+  Status set(const std::string& key, const std::string& value) override {
+    auto hello = read_hello(value);
+    if (!hello.is_ok()) return store_->set(key, value);
+    hello.value().protocol = kMessageVersion + 1;
+    return store_->set(key, write_hello(hello.value()));
+  }
+  Result<std::string> get(const std::string& key, Deadline deadline) override {
+    return store_->get(key, deadline);
+  }
+
+ private:
+  std::shared_ptr<KeyValueStore> store_;
+};
+
+TEST_F(UcxLoopback, AnotherVersionOfTideIsRefusedOnEveryNode) {
+  const Group group(2, rail_options(), [](int node, UcxGroupOptions& options) {
+    if (node == 1) options.store = std::make_shared<AnotherTide>(options.store);
+  });
+  for (const Status& status : group.status) {
+    EXPECT_EQ(status.kind(), ErrorKind::kInvalidUse);
+    EXPECT_THAT(status.message(), HasSubstr("speaks version 2, node 0"));
+  }
+}
+
+TEST_F(UcxLoopback, AForkedChildIsToldNotHung) {
+  Group group(2);
+  ASSERT_TRUE(group.up());
+  const pid_t child = fork();
+  if (child == 0) {
+    const Status begun = group.at(0).begin(1, 1, "in the child");
+    _exit(begun.message().find("called in a forked child") != std::string::npos ? 42 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 42);
 }
 
 }  // namespace
