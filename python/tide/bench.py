@@ -5,6 +5,7 @@ Starts the ranks anew for each number of ranks and setting; what they do is in b
 """
 
 import json
+import math
 import os
 import platform
 import shlex
@@ -30,7 +31,7 @@ SAVINGS = ("both", "gather", "reduce")
 def percentile(samples: Sequence[float], share: float) -> float:
     """The smallest sample that at least `share` of all do not exceed."""
     ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered)) - 1))]
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def summary(samples: Sequence[float]) -> Json:

@@ -86,9 +86,9 @@ def block_shapes(gathered_bytes: int, world: int) -> list[tuple[int, int]]:
     columns).
 
     With hidden = 2.75 width: 4 width^2 + 3 * 2.75 width^2 + 2 width elements; widths are multiples
-    of 16 * world.
+    of 4 * world.
     """
-    step = 16 * world
+    step = 4 * world
     width = max(step, int((gathered_bytes / 2 / 12.25) ** 0.5) // step * step)
     hidden = width * 11 // 4
     shard, hidden_shard = width // world, hidden // world

@@ -55,6 +55,8 @@ def start(backend: _C.Backend) -> None:
     # At creation all ranks are here. At the first CPU operation they need not be: it may be a send
     # between two.
     backend.inner("cpu")
+    if backend.options.fsdp == "0":
+        return
     try:
         import_module("tide.fsdp").install()
     except ImportError as error:

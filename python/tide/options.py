@@ -65,6 +65,9 @@ def completed(given: object | None, timeout: timedelta) -> _C.Options:
             f"the options of a tide group must be tide.Options, got {type(given).__name__}; options "
             "for an inner backend are set on that backend: tide.inner(group, device)"
         )
+    default = _C.Options()._timeout
+    if given is not None and timeout == default and given._timeout != default:
+        timeout = given._timeout
     options = _C.Options(timeout)
     for name, knob in _WORDS.items():
         setattr(options, name, (getattr(given, name) if given else "") or knobs.text(knob))

@@ -101,19 +101,23 @@ def groups_of(model: nn.Module) -> list[Any]:
 
 
 def least_bytes(
-    group: Any, world: int, communication: torch.dtype, gradient: torch.dtype
+    group: Any, rank: int, world: int, communication: torch.dtype, gradient: torch.dtype
 ) -> tuple[int, int]:
-    """(gather, reduce): the bytes that one rank must write into others' memory for one call of
-    each.
+    """(gather, reduce): the bytes that `rank` must write into others' memory for one call of each.
 
-    Gather: its padded shard of every parameter to world - 1 ranks. Reduce: world - 1 slices of
-    every gradient, in the dtype that autograd left; the sum's fp32 never travels.
+    Gather: its rows of every parameter to world - 1 ranks. Reduce: every other rank's rows of every
+    gradient, in the dtype that autograd left. Padding and the sum's fp32 need not travel.
     """
-    numel = 0
+    own = others = 0
     for parameter in group.fsdp_params:
-        rows = parameter._orig_size[0]
-        numel += -(-rows // world) * (parameter._orig_size.numel() // max(rows, 1))
-    return numel * communication.itemsize * (world - 1), numel * gradient.itemsize * (world - 1)
+        size = parameter._orig_size
+        rows = size[0]
+        columns = size.numel() // max(rows, 1)
+        shard = -(-rows // world)
+        mine = max(0, min(rows - rank * shard, shard))
+        own += mine * columns
+        others += (rows - mine) * columns
+    return own * communication.itemsize * (world - 1), others * gradient.itemsize
 
 
 def layout_copies(step: Callable[[], object]) -> tuple[dict[str, int], float]:

@@ -133,7 +133,9 @@ class Trainer:
         if before or after:
             result.written_bytes = measure.written_bytes(before, after)
         for group in measure.groups_of(self.model):
-            gather, reduce = measure.least_bytes(group, job.world, torch.bfloat16, torch.bfloat16)
+            gather, reduce = measure.least_bytes(
+                group, job.rank, job.world, torch.bfloat16, torch.bfloat16
+            )
             result.least_bytes += gather * clock.gathers[group] + reduce * clock.reduces[group]
             result.gather_calls += clock.gathers[group]
             result.reduce_calls += clock.reduces[group]
