@@ -35,7 +35,9 @@ Result<std::vector<PlanAnswer>> GroupImpl::plan(const std::vector<PlanRequest>& 
     return decision.answers;
   }
   if (!error.is_ok()) {
-    context_.break_group(Status(error.kind(), context_.where() + ": plan: " + error.message()), true);
+    const bool is_complete = error.message().rfind(context_.where(), 0) == 0;  // Agreement's sentence
+    context_.break_group(
+        is_complete ? error : Status(error.kind(), context_.where() + ": plan: " + error.message()), true);
     return context_.failure.status();
   }
   arena_.prefetch_depth = std::max(arena_.prefetch_depth, prefetch_depth);

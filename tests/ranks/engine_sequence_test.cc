@@ -91,6 +91,7 @@ void finish_reduce(std::vector<Layer>& layers, int g, int rank, int round) {
     const std::vector<uint8_t> before(layer.outputs[p].size() * 4);
     const auto expected =
         expected_shard(*layer.layout, p, rank, DType::kBFloat16, DType::kFloat32, {}, before, round);
+    if (expected.empty()) continue;
     ASSERT_EQ(std::memcmp(expected.data(), layer.outputs[p].data(), expected.size()), 0) << "group " << g << " " << p;
   }
 }
