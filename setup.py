@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -78,6 +79,15 @@ def check_machine() -> None:
         fail("only 64-bit Linux is served")
     if shutil.which(os.environ.get("CXX", "c++")) is None and shutil.which("g++") is None:
         fail("no C++ compiler found; install g++ 12 or newer (Debian and Ubuntu: apt install g++)")
+
+
+def check_setuptools() -> None:
+    """Old releases make wheels only with a package beside them."""
+    try:
+        import setuptools.command.bdist_wheel  # noqa: F401
+    except ImportError:
+        if find_spec("wheel") is None:
+            fail("this setuptools is too old to build with; `pip install -U setuptools` and retry")
 
 
 def missing_tools() -> list[str]:
@@ -144,6 +154,7 @@ class CMakeBuild(build_ext):
         shutil.copyfile(Path(self.build_lib) / "tide" / NOTE, SOURCE / "python" / "tide" / NOTE)
 
 
+check_setuptools()
 setup(
     name="tide",
     version="0.1.0",

@@ -17,21 +17,28 @@ Status check_process(pid_t process, const std::string& group_name) {
 }
 
 EngineLink::EngineLink(EngineLinkOptions options, std::shared_ptr<KeyValueStore> store)
-    : process_(getpid()), options_(std::move(options)), store_(std::move(store)) {}
+    : process_(getpid()), store_(std::move(store)), options_(std::move(options)) {}
 
 EngineLink::~EngineLink() {
   if (getpid() == process_) return;
   // The group's threads live in the parent: joining them here would wait for ever.
   new std::shared_ptr<Group>(std::move(group_));
-  new std::shared_ptr<KeyValueStore>(std::move(store_));
 }
 
 Result<std::shared_ptr<Group>> EngineLink::group() {
   TIDE_RETURN_IF_ERROR(check_process(process_, options_.group.name));
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (refusal_) return *refusal_;
-  if (group_) return group_;
+  std::lock_guard<std::mutex> making(making_mutex_);
+  {
+    std::lock_guard<std::mutex> lock(state_mutex_);
+    if (refusal_) return *refusal_;
+    if (group_) return group_;
+  }
   Result<std::shared_ptr<Group>> made = make();
+  std::lock_guard<std::mutex> lock(state_mutex_);
+  if (refusal_) {  // aborted meanwhile
+    if (made.is_ok()) made.value()->abort(*refusal_);
+    return *refusal_;
+  }
   if (made.is_ok()) {
     group_ = made.value();
   } else {
@@ -41,39 +48,40 @@ Result<std::shared_ptr<Group>> EngineLink::group() {
 }
 
 Result<std::shared_ptr<Group>> EngineLink::make() {
+  EngineLinkOptions options;
+  {
+    std::lock_guard<std::mutex> lock(state_mutex_);
+    options = options_;
+  }
   HostFabricOptions fabric_options;
-  fabric_options.rank = options_.rank;
-  fabric_options.size = options_.size;
-  fabric_options.group = options_.group.name;
-  fabric_options.deadline = Clock::now() + options_.group.timeout;
-  if (options_.node_size > 0) {
-    fabric_options.node =
-        node_identity() + "/" + std::to_string(options_.rank / options_.node_size);
+  fabric_options.rank = options.rank;
+  fabric_options.size = options.size;
+  fabric_options.group = options.group.name;
+  fabric_options.deadline = Clock::now() + options.group.timeout;
+  if (options.node_size > 0) {
+    fabric_options.node = node_identity() + "/" + std::to_string(options.rank / options.node_size);
   }
   Result<std::unique_ptr<Fabric>> fabric = connect_host_fabric(fabric_options, *store_);
   if (!fabric.is_ok()) return fabric.status();
-  return Group::create(options_.group, std::move(fabric.value()), store_);
+  return Group::create(options.group, std::move(fabric.value()), store_);
 }
 
 std::shared_ptr<Group> EngineLink::group_if_made() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(state_mutex_);
   return group_;
 }
 
 void EngineLink::set_timeout(std::chrono::milliseconds timeout) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(state_mutex_);
   options_.group.timeout = timeout;
   if (group_) group_->set_timeout(timeout);
 }
 
 void EngineLink::abort(const Status& reason) {
   if (getpid() != process_) return;
-  // Not under the lock's protection for long: a call that makes the group may hold it until its
-  // deadline.
   std::shared_ptr<Group> group;
   {
-    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return;
+    std::lock_guard<std::mutex> lock(state_mutex_);
     group = group_;
     if (!group && !refusal_) refusal_ = reason;
   }

@@ -3,8 +3,9 @@
 //
 // Three ends: a Group; kUnsupported with a reason that is the same on all ranks (they share no
 // host), kept for good; or an error, kept too: no later call may succeed on some ranks only.
-// Thread-safe. In a forked child every call returns an error, and destruction leaks what belongs to
-// the parent.
+// Thread-safe. abort() and close() do not wait for a thread that is making the group; stop the
+// store to end its waits. In a forked child every call returns an error, and destruction leaks what
+// belongs to the parent.
 #pragma once
 
 #include <sys/types.h>
@@ -46,9 +47,10 @@ class EngineLink {
   Result<std::shared_ptr<Group>> make();
 
   const pid_t process_;
-  mutable std::mutex mutex_;
+  const std::shared_ptr<KeyValueStore> store_;
+  std::mutex making_mutex_;  // held while the group is made, which may take until its deadline
+  mutable std::mutex state_mutex_;  // guards what follows; never held while waiting
   EngineLinkOptions options_;
-  std::shared_ptr<KeyValueStore> store_;
   std::shared_ptr<Group> group_;
   std::optional<Status> refusal_;  // why there is none
 };

@@ -26,8 +26,9 @@ std::map<std::string, std::string> ProcessGroupTide::why_delegated() const {
 }
 
 void ProcessGroupTide::raise(const Status& status) const {
-  if (std::exception_ptr interruption = adapter_->interruption())
+  if (std::exception_ptr interruption = adapter_->take_interruption()) {
     std::rethrow_exception(interruption);
+  }
   std::rethrow_exception(dist_backend_error(status));
 }
 
@@ -135,7 +136,9 @@ void ProcessGroupTide::vacate(int plan) {
   std::shared_ptr<Group> group = engine_.group_if_made();
   if (!group) return;
   std::lock_guard<std::mutex> lock(call_mutex_);
-  throw_if_error(group->vacate(plan));
+  // A broken or closed group has no slots to take back; its next call says what is wrong.
+  const Status vacated = group->vacate(plan);
+  if (plans_.count(plan) == 0) throw_if_error(vacated);
 }
 
 c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedReduce& call) {

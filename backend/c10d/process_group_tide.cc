@@ -175,6 +175,12 @@ void ProcessGroupTide::enableCollectivesTiming() {
 }
 
 c10d::ErrorType ProcessGroupTide::getError() {
+  if (std::shared_ptr<Group> group = engine_.group_if_made()) {
+    const ErrorKind kind = group->error().kind();
+    if (kind == ErrorKind::kTimeout) return c10d::ErrorType::TIMEOUT;
+    if (kind == ErrorKind::kPeerLost) return c10d::ErrorType::REMOTE_ERROR;
+    if (kind != ErrorKind::kOk) return c10d::ErrorType::COMM_ERROR;
+  }
   for (const auto& inner : inners_made()) {
     c10d::ErrorType error = inner->getError();
     if (error != c10d::ErrorType::SUCCESS) return error;
@@ -196,12 +202,16 @@ bool ProcessGroupTide::supportsTensorAlloc(c10::DeviceIndex device_index) {
 }
 
 void ProcessGroupTide::abort() {
-  engine_.abort(Status(ErrorKind::kPeerLost, where("abort") + ": the process group was aborted"));
+  const Status reason(ErrorKind::kPeerLost, where("abort") + ": the process group was aborted");
+  adapter_->stop(reason);
+  engine_.abort(reason);
   engine_.close();
   for (const auto& inner : inners_made()) inner->abort();
 }
 
 void ProcessGroupTide::shutdown() {
+  adapter_->stop(
+      Status(ErrorKind::kPeerLost, where("shutdown") + ": the process group was destroyed"));
   engine_.close();
   for (const auto& inner : inners_made()) inner->shutdown();
 }

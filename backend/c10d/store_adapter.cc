@@ -21,6 +21,16 @@ c10d::Store& StoreAdapter::clone() {
   return *clone_;
 }
 
+void StoreAdapter::stop(const Status& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  stopped_ = reason;
+}
+
+std::exception_ptr StoreAdapter::take_interruption() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(interruption_, nullptr);
+}
+
 Status StoreAdapter::set(const std::string& key, const std::string& value) {
   try {
     clone().set(key, value);
@@ -38,12 +48,17 @@ Result<std::string> StoreAdapter::get(const std::string& key, Deadline deadline)
         return Status(ErrorKind::kTimeout,
                       "no rank has set key '" + key + "' in the store in time");
       }
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!stopped_.is_ok()) return stopped_;
+      }
       std::this_thread::sleep_for(pause);
       pause = std::min(pause * 2, kLongestPause);
       if (check_signals_) {
         try {
           check_signals_();
         } catch (...) {
+          std::lock_guard<std::mutex> lock(mutex_);
           interruption_ = std::current_exception();
           return Status(ErrorKind::kSystem,
                         "interrupted while waiting for key '" + key + "' in the store");

@@ -19,8 +19,12 @@ class StoreAdapter : public KeyValueStore {
   Status set(const std::string& key, const std::string& value) override;
   Result<std::string> get(const std::string& key, Deadline deadline) override;
 
-  // What check_signals threw during a get() that then returned an error; null without one.
-  std::exception_ptr interruption() const { return interruption_; }
+  // Ends every get(), now and later, with `reason`. Any thread.
+  void stop(const Status& reason);
+
+  // What check_signals threw during a get() that then returned an error; null without one. Hands it
+  // out once.
+  std::exception_ptr take_interruption();
 
  private:
   c10d::Store& clone();
@@ -29,7 +33,9 @@ class StoreAdapter : public KeyValueStore {
   std::once_flag cloned_;
   c10::intrusive_ptr<c10d::Store> clone_;
   const std::function<void()> check_signals_;
+  std::mutex mutex_;
   std::exception_ptr interruption_;
+  Status stopped_;
 };
 
 }  // namespace tide

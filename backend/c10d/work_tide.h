@@ -1,10 +1,9 @@
 // One of tide's own collectives as c10d sees it.
 //
-// Holds the tensors until the operation is done, also when the Work is dropped before; the inputs only until
-// wait_read() has returned. Waits
-// release nothing themselves (c10d's bindings call without the GIL), and look for signals every 100
-// ms. Futures complete on the engine's completion thread, which never takes the GIL by itself; a
-// Python callback of the future takes it for itself.
+// Holds the tensors until the operation is done, also when the Work is dropped before; the inputs
+// only until wait_read() has returned. Waits release nothing themselves (c10d's bindings call
+// without the GIL), and look for signals every 100 ms. Futures complete on the engine's completion
+// thread, which never takes the GIL by itself; a Python callback of the future takes it for itself.
 #pragma once
 
 #include <functional>
@@ -50,13 +49,14 @@ class WorkTide : public c10d::Work {
   uint64_t getCompletionKey() const override { return completion_key_; }
 #endif
 
-  // Until the inputs have been read; they may be freed or overwritten then, and are no longer held here.
+  // Until the inputs have been read; they may be freed or overwritten then, and are no longer held
+  // here.
   void wait_read();
 
  private:
   Call call_;
   const std::shared_ptr<std::vector<at::Tensor>> inputs_;  // shared with the operation's callback
-  const uint64_t completion_key_;  // never reused in this process
+  const uint64_t completion_key_;                          // never reused in this process
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -62,8 +62,8 @@ def completed(given: object | None, timeout: timedelta) -> _C.Options:
     for other options."""
     if given is not None and not isinstance(given, _C.Options):
         raise TypeError(
-            f"the options of a tide group must be tide.Options, got {type(given).__name__}; options "
-            "for an inner backend are set on that backend: tide.inner(group, device)"
+            f"the options of a tide group must be tide.Options, got {type(given).__name__}; those "
+            "of an inner backend are set on that backend itself: tide.inner(group, device)"
         )
     default = _C.Options()._timeout
     if given is not None and timeout == default and given._timeout != default:
