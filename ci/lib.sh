@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
 LOGS=$ROOT/build/log
-TIDE_TORCH=${TIDE_TORCH:-2.15.0}
+TORCH=2.15.0
 VENV=$ROOT/.venv
 INSTALL=-e
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
@@ -29,6 +29,8 @@ explain() {
   local log=$LOGS/$1.log what=$2
   if grep -qiE 'no space left|disk quota' "$log"; then
     fail "$what failed because the disk is full; free some space and run this again (log: $log)"
+  elif [[ $1 == compile* || $1 == configure* || $1 == build ]]; then
+    :
   elif grep -qiE 'certificate verify failed' "$log"; then
     fail "$what failed because the package server's certificate is not trusted here (a proxy?); name its authority by PIP_CERT=... (log: $log)"
   elif grep -qiE 'name resolution|could not resolve|connection (refused|timed out|error|broken)|network is unreachable|retrying|unable to fetch|failed to fetch|could not connect' "$log"; then
@@ -81,9 +83,9 @@ PY
 
 find_python() {
   local candidate
-  if [ -n "${TIDE_PYTHON:-}" ]; then
-    python_works "$TIDE_PYTHON" || return 1
-    command -v "$TIDE_PYTHON"
+  if [ -n "${PYTHON:-}" ]; then
+    python_works "$PYTHON" || return 1
+    command -v "$PYTHON"
     return
   fi
   for candidate in python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.14 python3.15; do
@@ -96,7 +98,7 @@ find_python() {
 }
 
 python_packages() { # Ubuntu 22.04's own python3 is 3.10; it offers 3.11 beside it
-  if [ -n "${TIDE_PYTHON:-}" ]; then return; fi
+  if [ -n "${PYTHON:-}" ]; then return; fi
   if [ -x /usr/bin/python3 ] && ! /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     echo python3.11 python3.11-venv python3.11-dev
   else
@@ -127,14 +129,14 @@ install_packages() {
     hash -r
   fi
   compiles_cxx20 || fail "the compiler ${CXX:-g++} is missing, broken or knows no C++20 (g++ 11 or newer does); install one or name it by CXX=..."
-  find_python >/dev/null || fail "no Python of 3.11 to 3.15 with venv and headers here (found: $(${TIDE_PYTHON:-python3} --version 2>&1 | head -n 1)); install one or name it by TIDE_PYTHON=..."
+  find_python >/dev/null || fail "no Python of 3.11 to 3.15 with venv and headers here (found: $(${PYTHON:-python3} --version 2>&1 | head -n 1)); install one or name it by PYTHON=..."
 }
 
-# make_environment: $VENV with torch $TIDE_TORCH and ci/requirements.txt; what is broken is put right, what is right is kept.
+# make_environment: $VENV with torch $TORCH and ci/requirements.txt; what is broken is put right, what is right is kept.
 make_environment() {
-  local python broken
+  local python broken whole='import pip, sys; sys.exit(sys.prefix == sys.base_prefix or sys.version_info < (3, 11))'
   python=$(find_python)
-  if [ -e "$VENV" ] && ! "$VENV/bin/python" -c 'import pip, sys; sys.exit(sys.prefix == sys.base_prefix)' >/dev/null 2>&1; then
+  if [ -e "$VENV" ] && ! "$VENV/bin/python" -c "$whole" >/dev/null 2>&1; then
     say "the Python environment at $VENV does not run; making it anew"
     rm -rf "$VENV"
   fi
@@ -142,11 +144,11 @@ make_environment() {
     need_disk 12 "a Python environment with torch"
     logged venv "$python" -m venv "$VENV" || explain venv "making a Python environment at $VENV"
   fi
-  broken=$("$VENV/bin/python" ci/check_environment.py "$TIDE_TORCH") || fail "the Python environment at $VENV cannot be read; remove it and run this again"
+  broken=$("$VENV/bin/python" ci/check_environment.py "$TORCH") || fail "the Python environment at $VENV cannot be read; remove it and run this again"
   [ -n "$broken" ] || return 0
   if [[ $broken == *torch==* ]]; then
     need_disk 9 "torch"
-    say "installing torch $TIDE_TORCH and tools (a few minutes)"
+    say "installing torch $TORCH and tools (a few minutes)"
   else
     say "installing $(echo "$broken" | tr '\n' ' ')"
   fi
@@ -154,14 +156,14 @@ make_environment() {
   # shellcheck disable=SC2086
   logged pip "$VENV/bin/python" -m pip install --force-reinstall --no-deps $broken || explain pip "installing $(echo $broken)"
   # shellcheck disable=SC2086
-  logged pip-dependencies "$VENV/bin/python" -m pip install -r ci/requirements.txt "torch==$TIDE_TORCH" ||
+  logged pip-dependencies "$VENV/bin/python" -m pip install -r ci/requirements.txt "torch==$TORCH" ||
     explain pip-dependencies "installing what torch and the tools depend on"
 }
 
 # tree_hash PATH...: one hash over names and contents, and over what else decides a build.
 tree_hash() {
   { find "$@" -type f ! -name '*.so' ! -name '*.pyc' ! -path '*/__pycache__/*' ! -path '*.egg-info/*' -print0 | sort -z | xargs -0 sha256sum
-    echo "$ROOT $VENV $TIDE_TORCH ${CXX:-}"; "$VENV/bin/python" --version; } | sha256sum | cut -d ' ' -f 1
+    echo "$ROOT $VENV $TORCH ${CXX:-}"; "$VENV/bin/python" --version; } | sha256sum | cut -d ' ' -f 1
 }
 
 # fresh_build_dir DIR: a leftover that belongs to another source folder or has no rules is removed.
@@ -174,22 +176,23 @@ fresh_build_dir() {
 
 extension_works() { "$VENV/bin/python" ci/check_environment.py --extension "$([ "$INSTALL" = -e ] && echo editable)"; }
 
-# use_other_torch: an environment of its own for $TIDE_TORCH; the package is copied into it, the working tree's stays.
+# use_other_torch: an environment of its own for $TORCH; the package is copied into it, the working tree's stays.
 use_other_torch() {
-  VENV=$ROOT/build/torch-$TIDE_TORCH
+  VENV=$ROOT/build/torch-$TORCH
   INSTALL=
 }
 
 # install_tide: the package into $VENV, editable unless it is another torch's environment.
 install_tide() {
-  local stamp now
+  local stamp now leftover
   stamp=$VENV/.tide-built
   [ -e setup.py ] || fail "there is no setup.py in $ROOT; this checkout is not whole"
+  for leftover in build/package-*; do fresh_build_dir "$leftover"; done
   now=$(tree_hash setup.py CMakeLists.txt backend transports kernels $([ "$INSTALL" = -e ] || echo python))
   if [ "$(cat "$stamp" 2>/dev/null)" = "$now" ] && extension_works; then return 0; fi
   need_disk 2 "the build"
   rm -f "$stamp"
-  say "building tide for torch $TIDE_TORCH"
+  say "building tide for torch $TORCH"
   logged build "$VENV/bin/python" -m pip install -v $INSTALL . --no-build-isolation --no-deps || {
     grep -m 20 -nE '(error|Error)( |:)' "$LOGS/build.log" >&2 || true
     explain build "building tide"

@@ -170,7 +170,7 @@ def test_old_compiler(machine: Machine) -> None:
 
 def test_wrong_python(machine: Machine) -> None:
     fakes = {"python3.9": '[ "$1" = --version ] && echo Python 3.9.2; exit 1', "apt-get": "exit 0"}
-    said = only_sentence(machine("ci/demo", fakes=fakes, TIDE_PYTHON="python3.9"))
+    said = only_sentence(machine("ci/demo", fakes=fakes, PYTHON="python3.9"))
     assert "3.11" in said and "3.9.2" in said
 
 
