@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tide
 import torch
 from cases import by_block
 from harness import run_ranks
@@ -45,10 +44,10 @@ def test_the_environment_chooses(directions: str, memory: str, path: str, reason
             for n, g in outcome.gradients.items()
         )
         same = differs(outcome, stock) == ""
-        return close, same, tide.report, outcome.report
+        return close, same, outcome.report
 
     environment = {"TIDE_FSDP": directions, "TIDE_MEMORY_MODE": memory}
-    for close, same, _, report in run_ranks(2, body, environment=environment):
+    for close, same, report in run_ranks(2, body, environment=environment):
         assert close and (same or directions in ("both", "reduce"))
         for row in report:
             assert (row.path, row.reason) == (path, reason)
@@ -65,3 +64,17 @@ def test_a_wrong_word_is_refused_by_name() -> None:
 
     for message in run_ranks(2, body, init=False, environment={"TIDE_FSDP": "sideways"}):
         assert "TIDE_FSDP" in message and "sideways" in message and "both" in message
+
+
+def test_debug_wrappers_are_looked_through() -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around every backend."""
+    case = Case(Model, by_block)
+
+    def body(rank: int, size: int) -> Any:
+        outcome = Trainer(case, "tide:fsdp=gather").run()
+        return differs(outcome, Trainer(case, "stock").run()), outcome.report
+
+    environment = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    for different, report in run_ranks(2, body, environment=environment):
+        assert different == ""
+        assert all(row.path == "gather" and not row.stock_calls for row in report), str(report)

@@ -213,7 +213,9 @@ def test_a_checkpoint_loads_onto_another_number_of_ranks(ranks: int, tmp_path: P
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
-        loaded = whole(dict(zip(("model", "optimizer"), get_state_dict(model, optimizer))))
+        loaded = whole(
+            dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        )
         model.blocks[0].unshard()
         for name, parameter in model.blocks[0].named_parameters():
             assert torch.equal(parameter, loaded[f"blocks.0.{name}"])

@@ -1,15 +1,16 @@
-"""Fifty steps: losses stay within twice the distance of two stock runs, one ulp apart at the
-start."""
+"""Fifty steps: losses stay within twice the distance of two stock runs that start an ulp apart, and
+two runs on tide are equal bit for bit. TIDE_LONG_TESTS=1 does so for every configuration."""
 
 import dataclasses
+import os
 
 import pytest
 from cases import CASES
 from trial import check
 
-NAMES = ["fp32", "bf16", "masters", "hsdp_masters", "accumulation_without_sync", "mixed_dtypes"]
+SHORT = ["masters", "bf16"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(CASES) if os.environ.get("TIDE_LONG_TESTS") else SHORT)
 def test_fifty_steps(name: str) -> None:
-    check(dataclasses.replace(CASES[name], steps=50), ("tide",))
+    check(dataclasses.replace(CASES[name], steps=50), ("tide",), reference="tide")

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import tide
 import torch
-from cases import by_block
+from cases import by_block, two_by_two
 from harness import run_ranks
 from models import Model
 from tide.fsdp import plan
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-from trial import Case, Trainer, differs
+from trial import Case, Setting, Trainer, differs
 
 
 class OtherAllGather(collectives.DefaultAllGather):
@@ -71,6 +72,21 @@ def subclass(group: Any) -> None:
     parameter._local_tensor = parameter._local_tensor.as_subclass(Subclass)
 
 
+def extension(group: Any) -> None:
+    """Hooks before and after the all-gather, which here change nothing."""
+    parameter = group.fsdp_params[0]
+    local = parameter._sharded_local_tensor
+
+    def before(mesh: Any) -> Any:
+        return (parameter._sharded_param_data,), None
+
+    def after(outputs: Any, metadata: Any, dtype: Any, *, out: Any = None) -> Any:
+        (output,) = outputs
+        return output.view(-1) if out is not None else (output.view(-1), (output,))
+
+    local.fsdp_pre_all_gather, local.fsdp_post_all_gather = before, after
+
+
 def another_option(group: Any) -> None:
     """Other slots than the peers would want. Stock itself goes on for one step only."""
     group.reshard_after_backward = False
@@ -87,6 +103,7 @@ CONDITIONS: dict[str, tuple[Callable[[Any], None], str]] = {
     "offloaded": (offloaded, "is offloaded to the CPU between its uses"),
     "unreadable": (unreadable, "LookupError while looking at the group: on purpose"),
     "subclass": (subclass, "is a Subclass, not a plain tensor"),
+    "extension": (extension, "changes its bytes before the all-gather"),
     "another_option": (another_option, "ranks disagree"),
 }
 
@@ -123,6 +140,52 @@ def test_one_ranks_refusal_sends_one_group_stock(name: str) -> None:
         others = [row for group, row in rows.items() if group != "blocks.1"]
         assert all(row.path == "tide" and row.reason == "" for row in others), str(report)
     assert len({tuple(row.reason for row in report) for report in reports}) == 1
+
+
+def test_replicas_refuse_together() -> None:
+    """With HSDP the rows of the mesh vote apart; a refusal in one row counts in the other too."""
+
+    def prepare(model: Any) -> None:
+        if torch.distributed.get_rank() == 3:
+            custom_all_gather(model.blocks[1]._get_fsdp_state()._fsdp_param_groups[0])
+
+    case = Case(Model, two_by_two, prepare=prepare)
+
+    def body(rank: int, size: int) -> tuple[str, Any]:
+        stock = Trainer(case, "stock").run()
+        outcome = Trainer(case, "tide:fsdp=gather").run()
+        return differs(outcome, stock), outcome.report
+
+    for different, report in run_ranks(4, body):
+        assert different == ""
+        paths = {row.group: row.path for row in report}
+        assert paths.pop("blocks.1") == "stock" and set(paths.values()) == {"gather"}
+        (row,) = [row for row in report if row.group == "blocks.1"]
+        assert row.reason == "replica 1, rank 1: a custom all-gather is set (OtherAllGather)"
+
+
+def test_groups_of_other_backends_stay_theirs() -> None:
+    """One model, some blocks on a gloo mesh and some on tide's."""
+
+    def shard(model: Any, setting: Any) -> None:
+        other, mesh = Setting("stock").mesh(), setting.mesh()
+        for index, block in enumerate(model.blocks):
+            fully_shard(block, mesh=other if index % 2 else mesh)
+        fully_shard(model, mesh=mesh)
+
+    case = Case(Model, shard)
+
+    def body(rank: int, size: int) -> tuple[str, Any]:
+        stock = Trainer(case, "stock").run()
+        outcome = Trainer(case, "tide:fsdp=gather").run()
+        return differs(outcome, stock), outcome.report
+
+    for different, report in run_ranks(2, body):
+        assert different == ""
+        for row in report:
+            theirs = row.group in ("blocks.1", "blocks.3")
+            assert row.path == ("stock" if theirs else "gather")
+            assert ("does not run on tide" in row.reason) == theirs
 
 
 def test_the_arena_limit_sends_groups_stock() -> None:

@@ -182,15 +182,17 @@ VARIANTS = {
 PATHS = {"fsdp=gather": "gather", "fsdp=reduce": "reduce", "fsdp=0": "stock"}
 
 
-def check(case: Case, engines: tuple[str, ...] = tuple(VARIANTS), timeout: float = 240.0) -> None:
-    """Trains the case on stock, stock moved, the double and `engines`; asserts the module's
+def check(
+    case: Case, engines: tuple[str, ...] = tuple(VARIANTS), reference: str = "double"
+) -> None:
+    """Trains the case on stock, stock moved, the reference and `engines`; asserts the module's
     promise."""
 
     def body(rank: int, size: int) -> Any:
         stock = Trainer(case, "stock").run()
         moved = Trainer(case, "stock", moved=True).run()
-        reference = Trainer(case, "double").run()
-        equals = {"double": reference, "stock": stock}
+        expected = Trainer(case, reference).run()
+        equals = {"double": expected, "stock": stock}
         results: dict[str, Tried] = {}
         for engine in engines:
             outcome = Trainer(case, engine).run()
@@ -204,7 +206,7 @@ def check(case: Case, engines: tuple[str, ...] = tuple(VARIANTS), timeout: float
             )
         return results
 
-    ranks = run_ranks(case.ranks, body, timeout=timeout)
+    ranks = run_ranks(case.ranks, body, timeout=280)
     for engine in engines:
         tried = [results[engine] for results in ranks]
         exact = VARIANTS.get(engine, "double") == "double" or case.exact_beside_stock

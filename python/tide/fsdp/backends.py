@@ -15,9 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    gathers: bool
-    reduces: bool
+    directions: str  # "both", "gather", "reduce" or "0"
     memory: str  # IN_PLACE or SLOT_REUSE
+
+    @property
+    def gathers(self) -> bool:
+        return self.directions in ("both", "gather")
+
+    @property
+    def reduces(self) -> bool:
+        return self.directions in ("both", "reduce")
 
 
 def compiled() -> Any:
@@ -39,8 +46,4 @@ def settings(backend: _C.Backend) -> Settings:
     """What TIDE_FSDP and TIDE_MEMORY_MODE, or the group's own options, said when the group was
     made."""
     options: Any = backend.options
-    return Settings(
-        gathers=options.fsdp in ("both", "gather"),
-        reduces=options.fsdp in ("both", "reduce"),
-        memory=options.memory_mode,
-    )
+    return Settings(directions=options.fsdp, memory=options.memory_mode)

@@ -16,6 +16,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from tide.fsdp.probes import Torch
 
 SERVED_DEVICES = ("cpu",)
+SWITCHED_OFF = "TIDE_FSDP=0 leaves FSDP2 groups stock"
 
 
 def group_name(group: Any) -> str:

@@ -51,7 +51,7 @@ class Candidate:
         settings = backends.settings(self.gather_backend)
         record.memory = settings.memory
         if not (settings.gathers or settings.reduces):
-            record.reason = "TIDE_FSDP=0 leaves FSDP2 groups stock"
+            record.reason = eligibility.SWITCHED_OFF
             return
         try:
             self._examine(group, modules)

@@ -99,8 +99,11 @@ def _unplanned(group: Any) -> GroupRecord:
         shard_group = group.mesh_info.shard_process_group
         record.ranks = shard_group.size()
         record.process_group = eligibility.process_group_name(shard_group)
-        if backends.find(shard_group, group.device) is None:
+        backend = backends.find(shard_group, group.device)
+        if backend is None:
             record.reason = eligibility.not_on_tide(group)
+        elif backends.settings(backend).directions == "0":
+            record.reason = eligibility.SWITCHED_OFF
         else:
             record.reason = "not planned yet: tide plans at the root's first forward"
     return record
