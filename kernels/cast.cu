@@ -1,5 +1,5 @@
 // Changes the element type of runs of elements. The twin of cast.cc, bit for bit; lists as cuda_params.h says. Kernels
-// are named cast_<from>_<to>_<short|long>; equal types are a copy and have none.
+// are named cast_<from>_<to>; equal types are a copy and have none.
 #include "kernels/cuda_device.cuh"
 
 namespace tide::cuda {
@@ -12,10 +12,10 @@ __device__ inline To convert(From value) {
 
 template <class From, class To>
 struct Cast {
-  static constexpr int kNumel = cast_numel(sizeof(From), sizeof(To));
-  static constexpr int kFromBytes = kNumel * sizeof(From);
-  static constexpr int kToBytes = kNumel * sizeof(To);
-  static constexpr int kTileVectors = kThreads * kCastUnroll;
+  static constexpr int kElements = vector_numel(sizeof(From), sizeof(To));
+  static constexpr int kFromBytes = kElements * sizeof(From);
+  static constexpr int kToBytes = kElements * sizeof(To);
+  static constexpr int kTile = kThreads * kCastUnroll;
   using RawFrom = typename Word<kFromBytes>::Type;
   using RawTo = typename Word<kToBytes>::Type;
 
@@ -28,14 +28,14 @@ struct Cast {
     const char* from = reinterpret_cast<const char*>(block[kFrom]);
     const int64_t numel = static_cast<int64_t>(block[kNumel]);
     if (reinterpret_cast<uintptr_t>(to) % sizeof(To) != 0) {
-      const int64_t first = tile * kTileVectors * kNumel;
-      const int64_t end = min(numel, first + static_cast<int64_t>(kTileVectors) * kNumel);
+      const int64_t first = tile * kTile * kElements;
+      const int64_t end = min(numel, first + static_cast<int64_t>(kTile) * kElements);
       for (int64_t i = first + threadIdx.x; i < end; i += kThreads) element(from, to, i);
       return;
     }
-    const int64_t head = min(head_numel<To, kNumel>(to), numel);
-    const int64_t vectors_end = (numel - head) / kNumel;
-    const int64_t first = tile * kTileVectors + threadIdx.x;
+    const int64_t head = min(head_numel<To, kElements>(to), numel);
+    const int64_t vectors_end = (numel - head) / kElements;
+    const int64_t first = tile * kTile + threadIdx.x;
     const char* vectors_from = from + head * sizeof(From);
     char* vectors_to = to + head * sizeof(To);
     RawFrom raw[kCastUnroll] = {};
@@ -48,22 +48,21 @@ struct Cast {
     for (int u = 0; u < kCastUnroll; ++u) {
       const int64_t v = first + u * kThreads;
       if (v >= vectors_end) continue;
-      From values[kNumel];
-      To results[kNumel];
+      From values[kElements];
+      To results[kElements];
       memcpy(values, &raw[u], sizeof(values));
 #pragma unroll
-      for (int i = 0; i < kNumel; ++i) results[i] = convert<To>(values[i]);
+      for (int i = 0; i < kElements; ++i) results[i] = convert<To>(values[i]);
       RawTo out;
       memcpy(&out, results, sizeof(out));
       store_streaming<kToBytes>(vectors_to + v * kToBytes, out);
     }
     if (tile == 0 && threadIdx.x < head) element(from, to, threadIdx.x);
-    const int64_t tail = head + vectors_end * kNumel + threadIdx.x;
+    const int64_t tail = head + vectors_end * kElements + threadIdx.x;
     if (tile == tiles - 1 && tail < numel) element(from, to, tail);
   }
 
-  template <int kWords>
-  static __device__ void run(const List<kWords>& list) {
+    static __device__ void run(const List& list) {
     const uint64_t* block = list.words;
     uint32_t left = list.head.blocks;
     uint64_t first_tile = 0;
@@ -79,14 +78,10 @@ struct Cast {
   }
 };
 
-#define TIDE_CAST(from_name, from, to_name, to)                                              \
-  extern "C" __global__ void __launch_bounds__(kThreads, 1)                                  \
-      cast_##from_name##_##to_name##_short(const __grid_constant__ ShortList list) {         \
-    Cast<from, to>::run(list);                                                               \
-  }                                                                                          \
-  extern "C" __global__ void __launch_bounds__(kThreads, 1)                                  \
-      cast_##from_name##_##to_name##_long(const __grid_constant__ LongList list) {           \
-    Cast<from, to>::run(list);                                                               \
+#define TIDE_CAST(from_name, from, to_name, to)                                                        \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1)                                            \
+      cast_##from_name##_##to_name(const __grid_constant__ List list) {                                \
+    Cast<from, to>::run(list);                                                                         \
   }
 
 TIDE_CAST(fp32, float, bf16, BFloat)

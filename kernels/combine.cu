@@ -1,18 +1,17 @@
 // The last step of a reduce over several nodes where the switch adds: reads one sum of all members' fp32 blocks at a
 // multicast address (a multiple of 16), scales, and writes or adds it to the gradient shard. The order of the sum is the
 // switch's. For sm_90 and newer; launched with at most kCombineCtas CTAs. Without multicast the step is accumulate.cu's
-// kernel over fp32 blocks in own memory, with as few CTAs. Lists as cuda_params.h says; multicast_short, multicast_long.
+// kernel over fp32 blocks in own memory, with as few CTAs. Lists as cuda_params.h says; the kernel is
+// multicast_combine.
 #include "kernels/cuda_accumulate.cuh"
 
 namespace tide::cuda {
 namespace {
 
-template <int kWords>
-__device__ void run(const List<kWords>& list) {
+template <class Output>
+__device__ void run_as(const List& list) {
 #if __CUDA_ARCH__ >= 900
-  using Sum = Accumulate<float>;
-  const Sum::Options options = {poisoned(list.head) ? __uint_as_float(kQuietNan) : list.head.scale,
-                                (list.head.flags & kAddToOutput) != 0, list.head.flags & kOutputMask};
+  const SumOptions options(list.head);
   const uint64_t* block = list.words;
   uint32_t left = list.head.blocks;
   uint64_t first_tile = 0;
@@ -38,27 +37,38 @@ __device__ void run(const List<kWords>& list) {
     for (int u = 0; u < kMulticastUnroll; ++u) {
       const int64_t v = first + u * kThreads;
       if (v >= vectors) continue;
-      float sums[4] = {sum[u].x, sum[u].y, sum[u].z, sum[u].w};
-      if (aligned) {
-        Sum::store(sums, to, v * 4, false, options);
+      const float sums[4] = {sum[u].x, sum[u].y, sum[u].z, sum[u].w};
+      char* at_output = to + v * 4 * static_cast<int64_t>(sizeof(Output));
+      if (!aligned) {
+        for (int i = 0; i < 4; ++i) options.store_element<Output>(sums[i], at_output + i * sizeof(Output));
+      } else if (options.add_to_output) {
+        Accumulate<float, Output>::template store<true>(sums, at_output, options);
       } else {
-        for (int i = 0; i < 4; ++i) Sum::store_single(sums[i], to, v * 4 + i, options);
+        Accumulate<float, Output>::template store<false>(sums, at_output, options);
       }
     }
     const int64_t tail = vectors * 4 + threadIdx.x;
     if (at + 1 == block[kEndTile] && tail < numel) {
-      Sum::store_single(multicast_sum(from + tail * 4), to, tail, options);
+      options.store_element<Output>(multicast_sum(from + tail * 4), to + tail * static_cast<int64_t>(sizeof(Output)));
     }
   }
 #endif
 }
 
+__device__ void run(const List& list) {
+  const uint32_t output = list.head.flags & kOutputMask;
+  if (output == kOutputFp32) {
+    run_as<float>(list);
+  } else if (output == kOutputBf16) {
+    run_as<BFloat>(list);
+  } else {
+    run_as<Half>(list);
+  }
+}
+
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) multicast_short(const __grid_constant__ ShortList list) {
-  run(list);
-}
-extern "C" __global__ void __launch_bounds__(kThreads, 1) multicast_long(const __grid_constant__ LongList list) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) multicast_combine(const __grid_constant__ List list) {
   run(list);
 }
 

@@ -66,6 +66,31 @@ __device__ inline double from_float<double>(float value) {
   return static_cast<double>(value);
 }
 
+// In sums the payload of a NaN does not matter: the result is made canonical.
+__device__ inline float sum_float(float value) { return value; }
+__device__ inline float sum_float(BFloat value) { return to_float(value); }
+__device__ inline float sum_float(Half value) { return __half2float(__ushort_as_half(value.bits)); }
+
+// The elements of a word, lowest first; one instruction each.
+template <class T>
+__device__ void unpack(uint32_t word, float* values);
+template <>
+__device__ inline void unpack<float>(uint32_t word, float* values) {
+  values[0] = __uint_as_float(word);
+}
+template <>
+__device__ inline void unpack<BFloat>(uint32_t word, float* values) {
+  values[0] = __uint_as_float(word << 16);
+  values[1] = __uint_as_float(word & 0xffff0000u);
+}
+template <>
+__device__ inline void unpack<Half>(uint32_t word, float* values) {
+  __half2 pair;
+  memcpy(&pair, &word, 4);
+  values[0] = __low2float(pair);
+  values[1] = __high2float(pair);
+}
+
 __device__ inline bool poisoned(const ListHead& head) {
   return head.poison != nullptr && *reinterpret_cast<const volatile uint32_t*>(head.poison) != 0;
 }
@@ -170,40 +195,33 @@ __device__ inline int64_t head_numel(const char* to) {
   return static_cast<int64_t>((kBytes - reinterpret_cast<uintptr_t>(to) % kBytes) % kBytes / sizeof(T));
 }
 
-// 16 bytes from any address, as one or two aligned words; touches up to 15 bytes before and behind them.
-__device__ inline uint4 load_shifted(const char* from) {
-  const uint32_t shift = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) % 16);
-  const char* floor = from - shift;
-  const uint4 low = load_streaming<16>(floor);
-  if (shift == 0) return low;
-  const uint4 high = load_streaming<16>(floor + 16);
-  uint32_t w0, w1, w2, w3, w4;  // from the word that holds the first byte
-  switch (shift / 4) {
-    case 0: w0 = low.x, w1 = low.y, w2 = low.z, w3 = low.w, w4 = high.x; break;
-    case 1: w0 = low.y, w1 = low.z, w2 = low.w, w3 = high.x, w4 = high.y; break;
-    case 2: w0 = low.z, w1 = low.w, w2 = high.x, w3 = high.y, w4 = high.z; break;
-    default: w0 = low.w, w1 = high.x, w2 = high.y, w3 = high.z, w4 = high.w; break;
-  }
-  const uint32_t bits = shift % 4 * 8;
-  return make_uint4(__funnelshift_r(w0, w1, bits), __funnelshift_r(w1, w2, bits), __funnelshift_r(w2, w3, bits),
-                    __funnelshift_r(w3, w4, bits));
-}
-
-// Copies into shared memory that go on by themselves. Each thread waits for its own: a group is what was started before
-// a commit; wait_copies<n>() returns when all but the newest n groups have arrived. `from` is a multiple of kBytes.
+// 8 or 16 bytes from any address, as one or two aligned words; touches less than a word before and behind them.
 template <int kBytes>
-__device__ inline void start_copy(void* shared, const char* from) {
-  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+__device__ inline typename Word<kBytes>::Type load_shifted(const char* from) {
+  constexpr int kWords = kBytes / 4;
+  const uint32_t shift = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) % kBytes);
+  const char* floor = from - shift;
+  const auto low = load_streaming<kBytes>(floor);
+  if (shift == 0) return low;
+  const auto high = load_streaming<kBytes>(floor + kBytes);
+  uint32_t both[2 * kWords];
+  memcpy(both, &low, kBytes);
+  memcpy(both + kWords, &high, kBytes);
+  uint32_t from_first[kWords + 1];  // from the word that holds the first byte on
+#pragma unroll
+  for (int w = 0; w <= kWords; ++w) {
+    from_first[w] = both[w];
+#pragma unroll
+    for (int skip = 1; skip < kWords; ++skip) {
+      if (shift / 4 == skip) from_first[w] = both[w + skip];
+    }
   }
-}
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kGroups>
-__device__ inline void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+  uint32_t result[kWords];
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) result[w] = __funnelshift_r(from_first[w], from_first[w + 1], shift % 4 * 8);
+  typename Word<kBytes>::Type value;
+  memcpy(&value, result, kBytes);
+  return value;
 }
 
 #if __CUDA_ARCH__ >= 900

@@ -13,10 +13,8 @@ bool is_small_float(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32;
 }
 
-std::string suffix(bool is_short) { return is_short ? "_short" : "_long"; }
-
-// Where the vectors of a sum lie: from the first element at which the output's vectors are aligned and, if one exists,
-// the slices' too. Without any: slices are shifted, and a vector's room stays free at both ends.
+// Where the vectors of a sum lie: from the first element at which the output's vectors are aligned. Where a slice's are
+// not, they are shifted, and a vector's room stays free at both ends.
 struct Grid {
   int64_t head = 0;
   int64_t vectors = 0;
@@ -25,33 +23,23 @@ struct Grid {
 
 Grid grid_of(const void* to, int64_t numel, const void* const* slices, int count, int64_t slice_bytes,
              int64_t output_bytes) {
-  const int64_t vector_numel = kVectorBytes / slice_bytes;
-  const auto output_step = static_cast<uint64_t>(std::min<int64_t>(16, vector_numel * output_bytes));
-  Grid grid;
-  if (address(to) % static_cast<uint64_t>(output_bytes) != 0) return {numel, 0, false};
-  const auto slices_fit = [&](int64_t head) {
-    return std::all_of(slices, slices + count, [&](const void* slice) {
-      return (address(slice) + static_cast<uint64_t>(head * slice_bytes)) % kVectorBytes == 0;
-    });
+  const int64_t elements = vector_numel(static_cast<int>(slice_bytes), static_cast<int>(output_bytes));
+  const auto fits = [](const void* base, int64_t offset, int64_t step) {
+    return (address(base) + static_cast<uint64_t>(offset)) % static_cast<uint64_t>(step) == 0;
   };
-  int64_t first = -1;
-  for (int64_t head = 0; head < vector_numel; ++head) {
-    if ((address(to) + static_cast<uint64_t>(head * output_bytes)) % output_step != 0) continue;
-    if (first < 0) first = head;
-    if (slices_fit(head)) {
-      first = head;
-      break;
-    }
-  }
-  grid.head = first;
-  grid.misaligned = !slices_fit(first);
-  int64_t last = numel;
+  Grid grid;
+  while (grid.head < elements && !fits(to, grid.head * output_bytes, elements * output_bytes)) ++grid.head;
+  if (grid.head == elements) return {};  // the output's elements are not aligned
+  grid.misaligned = !std::all_of(slices, slices + count, [&](const void* slice) {
+    return fits(slice, grid.head * slice_bytes, elements * slice_bytes);
+  });
+  int64_t end = numel;
   if (grid.misaligned) {
-    grid.head += vector_numel;
-    last -= vector_numel;
+    grid.head += elements;
+    end -= elements;
   }
-  grid.vectors = std::max<int64_t>(0, (last - grid.head) / vector_numel);
-  if (grid.vectors == 0) return {0, 0, false};
+  grid.vectors = (end - grid.head) / elements;
+  if (grid.vectors <= 0) return {};
   return grid;
 }
 
@@ -59,6 +47,7 @@ Grid grid_of(const void* to, int64_t numel, const void* const* slices, int count
 
 void ListBuilder::clear() {
   list_.head = {};
+  list_.head.tile_vectors = kTileVectors;
   words_ = 0;
   tiles_ = 0;
 }
@@ -85,21 +74,19 @@ void ListBuilder::append_sum(const AccumulateBlock& block, void* to, int64_t num
                              int count) {
   const Grid grid =
       grid_of(to, numel, slices, count, dtype_bytes(block.slice_dtype), dtype_bytes(block.output_dtype));
-  const uint64_t tiles = grid.vectors > 0 ? divide_up(grid.vectors, kThreads) : divide_up(numel, kThreads);
+  // A block without vectors is all tail, shared by its tiles.
+  const uint64_t tiles = divide_up(grid.vectors > 0 ? grid.vectors : numel, list_.head.tile_vectors);
   uint64_t* words = begin_block(kAccumulateWords + count, tiles, to, numel);
-  // A head that fills the block is a tail: the tail is what all tiles share.
-  words[kSlices] = static_cast<uint64_t>(count) | (grid.vectors > 0 ? static_cast<uint64_t>(grid.head) << 32 : 0) |
-                   (grid.misaligned ? kMisaligned : 0);
+  words[kSlices] = static_cast<uint64_t>(count) | static_cast<uint64_t>(grid.head) << 32 | (grid.misaligned ? kMisaligned : 0);
   words[kVectors] = static_cast<uint64_t>(grid.vectors);
   for (int s = 0; s < count; ++s) words[kAccumulateWords + s] = address(slices[s]);
-  list_.head.most_slices = std::max(list_.head.most_slices, static_cast<uint32_t>(count));
 }
 
 bool ListBuilder::append(const AccumulateBlock& block, const AccumulateOptions& options) {
   const auto count = static_cast<int>(block.slices.size());
   const bool pads = block.pad_numel > 0 && !options.add_to_output;
   const int words = (block.numel > 0 ? kAccumulateWords + count : 0) + (pads ? kAccumulateWords : 0);
-  if (words_ + words > kLongWords) return false;
+  if (words_ + words > kListWords) return false;
   set_options(block.output_dtype, options);
   if (block.numel > 0) append_sum(block, block.output, block.numel, block.slices.data(), count);
   if (pads) {
@@ -111,8 +98,8 @@ bool ListBuilder::append(const AccumulateBlock& block, const AccumulateOptions& 
 
 bool ListBuilder::append(const CastBlock& block) {
   if (block.numel <= 0) return true;
-  if (words_ + kCastWords > kLongWords) return false;
-  const int64_t numel = cast_numel(static_cast<int>(dtype_bytes(block.from_dtype)), static_cast<int>(dtype_bytes(block.to_dtype)));
+  if (words_ + kCastWords > kListWords) return false;
+  const int64_t numel = vector_numel(static_cast<int>(dtype_bytes(block.from_dtype)), static_cast<int>(dtype_bytes(block.to_dtype)));
   uint64_t* words = begin_block(kCastWords, divide_up(block.numel, int64_t{kThreads} * kCastUnroll * numel), block.to, block.numel);
   words[kFrom] = address(block.from);
   return true;
@@ -120,7 +107,7 @@ bool ListBuilder::append(const CastBlock& block) {
 
 bool ListBuilder::append(const CopyBlock& block) {
   if (block.rows <= 0 || block.row_bytes <= 0) return true;
-  if (words_ + kPackWords > kLongWords) return false;
+  if (words_ + kPackWords > kListWords) return false;
   CopyBlock whole = block;
   if (whole.rows > 1 && whole.to_pitch == whole.row_bytes && whole.from_pitch == whole.row_bytes) {
     whole.row_bytes *= whole.rows;  // no gaps: one long row
@@ -142,7 +129,7 @@ bool ListBuilder::append(const CopyBlock& block) {
 bool ListBuilder::append_multicast(const void* multicast, void* output, int64_t numel, DType output_dtype,
                                    const AccumulateOptions& options) {
   if (numel <= 0) return true;
-  if (words_ + kCastWords > kLongWords) return false;
+  if (words_ + kCastWords > kListWords) return false;
   set_options(output_dtype, options);
   uint64_t* words = begin_block(kCastWords, divide_up(numel, int64_t{kThreads} * kMulticastUnroll * 4), output, numel);
   words[kFrom] = address(multicast);
@@ -167,13 +154,13 @@ Status can_cast(DType from, DType to) {
                                        " is not offered"};
 }
 
-std::string accumulate_kernel(DType slice, bool is_short) {
-  return std::string("accumulate_") + dtype_name(slice) + suffix(is_short);
+std::string accumulate_kernel(DType slice) {
+  return std::string("accumulate_") + dtype_name(slice);
 }
-std::string multicast_kernel(bool is_short) { return "multicast" + suffix(is_short); }
-std::string cast_kernel(DType from, DType to, bool is_short) {
-  return std::string("cast_") + dtype_name(from) + "_" + dtype_name(to) + suffix(is_short);
+std::string multicast_kernel() { return "multicast_combine"; }
+std::string cast_kernel(DType from, DType to) {
+  return std::string("cast_") + dtype_name(from) + "_" + dtype_name(to);
 }
-std::string pack_kernel(bool is_short) { return "pack" + suffix(is_short); }
+std::string pack_kernel() { return "pack"; }
 
 }  // namespace tide::cuda

@@ -18,13 +18,13 @@ class ListBuilder {
   ListBuilder() { clear(); }
   void clear();
   bool empty() const { return list_.head.blocks == 0; }
-  bool is_short() const { return words_ <= kShortWords; }
-  // What a kernel takes: the head of a long list reads as a short one.
-  void* parameters() { return &list_; }
-  const LongList& list() const { return list_; }
+    void* parameters() { return &list_; }
+  const List& list() const { return list_; }
   uint64_t tiles() const { return tiles_; }
   // CTAs worth launching, at most `most`.
   unsigned ctas(unsigned most) const { return static_cast<unsigned>(tiles_ < most ? tiles_ : most); }
+  // Sums, before the first append: tiles of this list are small, so that little work still reaches all CTAs.
+  void use_small_tiles() { list_.head.tile_vectors = kSmallTileVectors; }
   void set_poison(const uint32_t* word) { list_.head.poison = word; }
 
   // The block's sum and, in write mode, the zeros behind it. One list has one pair of types and one set of options.
@@ -41,7 +41,7 @@ class ListBuilder {
   uint64_t* begin_block(int words, uint64_t tiles, void* to, int64_t numel);
   void append_sum(const AccumulateBlock& block, void* to, int64_t numel, const void* const* slices, int count);
 
-  LongList list_;
+  List list_;
   int words_ = 0;
   uint64_t tiles_ = 0;
 };
@@ -51,10 +51,10 @@ Status can_accumulate(DType slice, DType output, const AccumulateOptions& option
 // Likewise for a cast between two different types.
 Status can_cast(DType from, DType to);
 
-// "accumulate_bf16_short" ...
-std::string accumulate_kernel(DType slice, bool is_short);
-std::string multicast_kernel(bool is_short);
-std::string cast_kernel(DType from, DType to, bool is_short);
-std::string pack_kernel(bool is_short);
+// "accumulate_bf16" ...
+std::string accumulate_kernel(DType slice);
+std::string multicast_kernel();
+std::string cast_kernel(DType from, DType to);
+std::string pack_kernel();
 
 }  // namespace tide::cuda

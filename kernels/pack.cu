@@ -1,5 +1,5 @@
 // Moves many small rectangles of bytes in one launch: pack (pieces to one run), unpack, and own copies too small for a
-// copy call each. The twin of copy.cc. Lists as cuda_params.h says; kernels pack_short and pack_long.
+// copy call each. The twin of copy.cc. Lists as cuda_params.h says; the kernel is pack.
 //
 // A row is cut into units: unit 0 is the bytes before the first multiple of 16 of the destination (often none), each
 // later unit 16 bytes, so that every store of a whole unit is aligned. Consecutive threads take consecutive units.
@@ -74,8 +74,7 @@ struct Rectangle {
   }
 };
 
-template <int kWords>
-__device__ void run(const List<kWords>& list) {
+__device__ void run(const List& list) {
   const uint64_t* block = list.words;
   uint32_t left = list.head.blocks;
   uint64_t first_tile = 0;
@@ -103,7 +102,6 @@ __device__ void run(const List<kWords>& list) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) pack_short(const __grid_constant__ ShortList list) { run(list); }
-extern "C" __global__ void __launch_bounds__(kThreads, 1) pack_long(const __grid_constant__ LongList list) { run(list); }
+extern "C" __global__ void __launch_bounds__(kThreads, 1) pack(const __grid_constant__ List list) { run(list); }
 
 }  // namespace tide::cuda

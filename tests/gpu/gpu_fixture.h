@@ -81,7 +81,7 @@ class GpuTest : public testing::Test {
     ASSERT_EQ(api_.stream_create(&stream_, kStreamNonBlocking, 0), kSuccess);
     const auto images = kernel_images();
     ASSERT_TRUE(images.is_ok()) << images.status().to_string();
-    auto library = KernelLibrary::load(api_, device_, images.value());
+    auto library = KernelLibrary::load(api_, images.value());
     ASSERT_TRUE(library.is_ok()) << library.status().to_string();
     kernels_ = std::move(library.value());
   }

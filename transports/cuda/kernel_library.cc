@@ -8,40 +8,27 @@ namespace {
 struct Wanted {
   std::string image;
   std::string kernel;
-  unsigned shared_bytes = 0;
 };
 
 std::vector<Wanted> wanted_kernels() {
   constexpr std::array kSummed = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
   constexpr std::array kCast = {DType::kBFloat16, DType::kFloat16, DType::kFloat32, DType::kFloat64};
   std::vector<Wanted> all;
-  for (const bool is_short : {true, false}) {
-    for (const DType slice : kSummed) {
-      all.push_back({"accumulate", accumulate_kernel(slice, is_short), kSumSharedBytes});
+  for (const DType slice : kSummed) all.push_back({"accumulate", accumulate_kernel(slice)});
+  for (const DType from : kCast) {
+    for (const DType to : kCast) {
+      if (from != to) all.push_back({"cast", cast_kernel(from, to)});
     }
-    for (const DType from : kCast) {
-      for (const DType to : kCast) {
-        if (from != to) all.push_back({"cast", cast_kernel(from, to, is_short)});
-      }
-    }
-    all.push_back({"pack", pack_kernel(is_short)});
-    all.push_back({"combine", multicast_kernel(is_short)});
   }
+  all.push_back({"pack", pack_kernel()});
+  all.push_back({"combine", multicast_kernel()});
   return all;
 }
 
 }  // namespace
 
-tide::Result<std::unique_ptr<KernelLibrary>> KernelLibrary::load(const DriverApi& api, Device device,
+tide::Result<std::unique_ptr<KernelLibrary>> KernelLibrary::load(const DriverApi& api,
                                                                  const std::vector<KernelImage>& images) {
-  int shared_bytes = 0;
-  TIDE_RETURN_IF_ERROR(check(api, api.device_attribute(&shared_bytes, kAttributeSharedBytesOptIn, device),
-                             "cuDeviceGetAttribute", "asking for shared memory"));
-  if (shared_bytes < kSumSharedBytes) {
-    return Status(ErrorKind::kUnsupported, "the GPU gives a CTA " + std::to_string(shared_bytes) +
-                                               " bytes of shared memory; tide's sums need " +
-                                               std::to_string(kSumSharedBytes));
-  }
   std::unique_ptr<KernelLibrary> library(new KernelLibrary(api));
   std::unordered_map<std::string, Module> modules;
   for (const KernelImage& image : images) {
@@ -59,17 +46,11 @@ tide::Result<std::unique_ptr<KernelLibrary>> KernelLibrary::load(const DriverApi
     const std::string what = "loading kernel '" + wanted.kernel + "'";
     const auto module = modules.find(wanted.image);
     if (module == modules.end()) return Status(ErrorKind::kInternal, what + ": no image '" + wanted.image + "'");
-    Entry entry;
-    entry.shared_bytes = wanted.shared_bytes;
-    TIDE_RETURN_IF_ERROR(check(api, api.module_function(&entry.function, module->second, wanted.kernel.c_str()),
+    Function function = nullptr;
+    TIDE_RETURN_IF_ERROR(check(api, api.module_function(&function, module->second, wanted.kernel.c_str()),
                                "cuModuleGetFunction", what));
-    TIDE_RETURN_IF_ERROR(check(api, api.function_load(entry.function), "cuFuncLoad", what));
-    if (entry.shared_bytes > 0) {
-      TIDE_RETURN_IF_ERROR(check(api, api.function_set_attribute(entry.function, kFunctionDynamicSharedBytes,
-                                                                 static_cast<int>(entry.shared_bytes)),
-                                 "cuFuncSetAttribute", what));
-    }
-    library->entries_[wanted.kernel] = entry;
+    TIDE_RETURN_IF_ERROR(check(api, api.function_load(function), "cuFuncLoad", what));
+    library->entries_[wanted.kernel] = function;
   }
   return library;
 }
@@ -83,8 +64,8 @@ Status KernelLibrary::launch(Stream stream, const std::string& kernel, ListBuild
   const auto entry = entries_.find(kernel);
   if (entry == entries_.end()) return {ErrorKind::kInternal, "no kernel named '" + kernel + "'"};
   void* parameters[] = {list.parameters()};
-  return check(api_, api_.launch(entry->second.function, list.ctas(most_ctas), 1, 1, kThreads, 1, 1,
-                                 entry->second.shared_bytes, stream, parameters, nullptr),
+  return check(api_, api_.launch(entry->second, list.ctas(most_ctas), 1, 1, kThreads, 1, 1, 0,
+                                 stream, parameters, nullptr),
                "cuLaunchKernel", "launching '" + kernel + "'");
 }
 

@@ -18,8 +18,8 @@ namespace tide::cuda {
 
 class KernelLibrary {
  public:
-  // Images that have no code for this GPU, or a GPU with too little shared memory, are kUnsupported with that reason.
-  static tide::Result<std::unique_ptr<KernelLibrary>> load(const DriverApi& api, Device device,
+  // Images without code for this GPU are kUnsupported with that reason.
+  static tide::Result<std::unique_ptr<KernelLibrary>> load(const DriverApi& api,
                                                            const std::vector<KernelImage>& images);
   ~KernelLibrary();
   KernelLibrary(const KernelLibrary&) = delete;
@@ -29,16 +29,11 @@ class KernelLibrary {
   Status launch(Stream stream, const std::string& kernel, ListBuilder& list, unsigned most_ctas = kCtas) const;
 
  private:
-  struct Entry {
-    Function function = nullptr;
-    unsigned shared_bytes = 0;
-  };
-
   explicit KernelLibrary(const DriverApi& api) : api_(api) {}
 
   const DriverApi api_;
   std::vector<Module> modules_;
-  std::unordered_map<std::string, Entry> entries_;
+  std::unordered_map<std::string, Function> entries_;
 };
 
 }  // namespace tide::cuda

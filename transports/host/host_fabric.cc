@@ -15,6 +15,7 @@
 #include "transports/host/introduction.h"
 #include "transports/host/mailbox.h"
 #include "transports/host/message.h"
+#include "transports/host/part_exchange.h"
 
 namespace tide {
 namespace {
@@ -40,16 +41,19 @@ class HostFabric : public BlockingFabric {
   void fail(const Status& reason) override;
   void close() override;
 
- protected:
+  Status agree_on_parts(const PartExchange& exchange, Deadline deadline);
+
   Status usable() const override;
+
+ protected:
   void poke_service() override;
 
  private:
   enum class Source : uint32_t { kEvent, kSocket, kProcess };
 
-  Result<std::shared_ptr<HostWindow>> agree_on_window(int64_t bytes, int64_t sequence,
-                                                      Deadline deadline);
-  Result<std::vector<Message>> exchange_offers(int64_t bytes, int64_t sequence, Deadline deadline);
+  Result<std::shared_ptr<HostWindow>> agree_on_window(int64_t bytes, Deadline deadline);
+  Result<std::vector<Message>> exchange_offers(const PartExchange& exchange, int64_t sequence,
+                                               Deadline deadline);
   void tell_all(const Message& message);
 
   Status watch(int fd, Source source, int peer);
@@ -114,7 +118,7 @@ Status HostFabric::start() {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 
   Result<std::shared_ptr<HostWindow>> doorbells =
-      agree_on_window(static_cast<int64_t>(sizeof(DoorbellPage)), ++sequence_, options_.deadline);
+      agree_on_window(static_cast<int64_t>(sizeof(DoorbellPage)), options_.deadline);
   if (!doorbells) return doorbells.status();
   set_doorbells(std::move(doorbells.value()));
   return Status::ok();
@@ -134,7 +138,7 @@ Status HostFabric::watch(int fd, Source source, int peer) {
 
 Result<std::shared_ptr<Window>> HostFabric::create_window(int64_t bytes, Deadline deadline) {
   TIDE_RETURN_IF_ERROR(usable());
-  Result<std::shared_ptr<HostWindow>> window = agree_on_window(bytes, ++sequence_, deadline);
+  Result<std::shared_ptr<HostWindow>> window = agree_on_window(bytes, deadline);
   if (!window) return window.status();
   return std::shared_ptr<Window>(std::move(window.value()));
 }
@@ -150,24 +154,19 @@ void HostFabric::tell_all(const Message& message) {
 // Two rounds. Offers: everybody's part, or the reason why there is none; they decide alike on all
 // ranks. Verdicts: whether everybody could map all parts; without them a rank could use a window
 // that another had to give up.
-Result<std::shared_ptr<HostWindow>> HostFabric::agree_on_window(int64_t bytes, int64_t sequence,
-                                                                Deadline deadline) {
+Status HostFabric::agree_on_parts(const PartExchange& exchange, Deadline deadline) {
+  const int64_t sequence = ++sequence_;
   Message verdict;
   verdict.kind = MessageKind::kWindowVerdict;
   verdict.rank = rank();
   verdict.sequence = sequence;
 
-  std::shared_ptr<HostWindow> window;
-  Result<std::vector<Message>> offers = exchange_offers(bytes, sequence, deadline);
+  Result<std::vector<Message>> offers = exchange_offers(exchange, sequence, deadline);
+  verdict.status = offers.status();
   if (offers) {
     std::vector<const Descriptor*> parts;
     for (const Message& offer : offers.value()) parts.push_back(&offer.descriptor);
-    Result<std::shared_ptr<HostWindow>> mapped =
-        HostWindow::map(parts, rank(), bytes, window_map());
-    if (mapped) window = std::move(mapped.value());
-    verdict.status = mapped.status();
-  } else {
-    verdict.status = offers.status();
+    verdict.status = exchange.use(parts);
   }
   tell_all(verdict);
   if (!offers) {
@@ -185,23 +184,20 @@ Result<std::shared_ptr<HostWindow>> HostFabric::agree_on_window(int64_t bytes, i
     if (!status.is_ok())
       return Status(status.kind(), "rank " + std::to_string(peer) + ": " + status.message());
   }
-  return window;
+  return Status::ok();
 }
 
 // All ranks' parts by rank, the own one included; or the refusal of the lowest rank that refuses.
-Result<std::vector<Message>> HostFabric::exchange_offers(int64_t bytes, int64_t sequence,
-                                                         Deadline deadline) {
+Result<std::vector<Message>> HostFabric::exchange_offers(const PartExchange& exchange,
+                                                         int64_t sequence, Deadline deadline) {
   Message own;
   own.kind = MessageKind::kWindowOffer;
   own.rank = rank();
   own.sequence = sequence;
-  own.bytes = bytes;
-  if (options_.refuse_window) own.status = options_.refuse_window(bytes);
-  if (own.status.is_ok()) {
-    Result<Descriptor> part = make_window_part(bytes, size());
-    if (part) own.descriptor = std::move(part.value());
-    own.status = part.status();
-  }
+  own.bytes = exchange.bytes;
+  Result<Descriptor> part = exchange.make();
+  if (part) own.descriptor = std::move(part.value());
+  own.status = part.status();
   tell_all(own);
 
   Result<std::vector<Message>> offers = mailbox_->take_all(
@@ -219,12 +215,26 @@ Result<std::vector<Message>> HostFabric::exchange_offers(int64_t bytes, int64_t 
                         " bytes where rank 0 wants " + std::to_string(first_bytes));
     }
   }
-  for (int peer = 0; peer < size();
-       ++peer) {  // what only this rank can see: its own refusal, told in the verdict
-    TIDE_RETURN_IF_ERROR(
-        check_window_part(offers.value()[static_cast<size_t>(peer)].descriptor, bytes));
-  }
   return offers;
+}
+
+Result<std::shared_ptr<HostWindow>> HostFabric::agree_on_window(int64_t bytes, Deadline deadline) {
+  std::shared_ptr<HostWindow> window;
+  PartExchange exchange;
+  exchange.bytes = bytes;
+  exchange.make = [&]() -> Result<Descriptor> {
+    if (options_.refuse_window) TIDE_RETURN_IF_ERROR(options_.refuse_window(bytes));
+    return make_window_part(bytes, size());
+  };
+  exchange.use = [&](const std::vector<const Descriptor*>& parts) -> Status {
+    for (const Descriptor* part : parts) TIDE_RETURN_IF_ERROR(check_window_part(*part, bytes));
+    Result<std::shared_ptr<HostWindow>> mapped =
+        HostWindow::map(parts, rank(), bytes, window_map());
+    if (mapped) window = std::move(mapped.value());
+    return mapped.status();
+  };
+  TIDE_RETURN_IF_ERROR(agree_on_parts(exchange, deadline));
+  return window;
 }
 
 // The monitor
@@ -359,6 +369,12 @@ Result<std::unique_ptr<Fabric>> connect_host_fabric(const HostFabricOptions& opt
     return started;
   }
   return std::unique_ptr<Fabric>(std::move(fabric));
+}
+
+Status exchange_parts(Fabric& host, const PartExchange& exchange, Deadline deadline) {
+  auto& fabric = static_cast<HostFabric&>(host);
+  TIDE_RETURN_IF_ERROR(fabric.usable());
+  return fabric.agree_on_parts(exchange, deadline);
 }
 
 }  // namespace tide
