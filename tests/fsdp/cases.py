@@ -257,6 +257,19 @@ def conditional(trainer: Trainer, index: int) -> torch.Tensor:
     return plain(trainer, index)
 
 
+def finalizing(trainer: Trainer, index: int) -> torch.Tensor:
+    """Two backwards whose end the caller decides."""
+    model: Any = trainer.model
+    model.set_manual_backward_finalization(True)
+    model.set_requires_gradient_sync(False)
+    loss = trainer.backward()
+    model.set_requires_gradient_sync(True)
+    loss = loss + trainer.backward()
+    model.finalize_backward()
+    trainer.update()
+    return loss
+
+
 class BackwardOptimizer:
     """Steps each parameter's own optimizer as soon as its gradient is there."""
 
@@ -289,6 +302,24 @@ def divided(factor: float) -> Any:
             module.set_force_sum_reduction_for_comms(setting.engine == "stock")
 
     return shard
+
+
+def async_unshard(model: Any) -> None:
+    model._set_unshard_async_op(True)
+
+
+def head_start(model: Any) -> None:
+    """Rare switches: more gradients in flight, zeros for unused parameters, an embedding that its
+    backward does not need."""
+    model.set_reduce_scatter_max_input_buffers(3)
+    model.set_reduce_scatter_unused_params(True)
+    model.embedding.set_unshard_in_backward(False)
+
+
+def by_block_and_embedding(model: Any, setting: Setting) -> None:
+    mesh = setting.mesh()
+    fully_shard(model.embedding, mesh=mesh)
+    by_block(model, setting, mesh)
 
 
 def forced_sums(model: Any) -> None:
@@ -368,6 +399,10 @@ CASES: dict[str, Case] = {
     "pipeline_like": Case(Model, masters, step=accumulate(pipeline_like)),
     "kept_storage": Case(Model, by_block, prepare=keep_storage, calls_served=False),
     "unused_parameters": Case(Skipping, by_block, step=conditional),
+    "async_unshard": Case(Model, by_block, prepare=async_unshard),
+    "rare_switches": Case(Skipping, by_block_and_embedding, step=conditional, prepare=head_start),
+    "manual_finalization": Case(Model, masters, step=finalizing),
+    "fp64": Case(lambda: Model().double(), by_block),
     "divided_by_three": Case(Model, divided(3.0), exact_beside_stock=False),
     "divided_by_ranks": Case(Model, divided(4.0)),
     "forced_sums": Case(Model, masters, prepare=forced_sums),

@@ -144,12 +144,13 @@ class Backend:
         p = self.plans[plan]
         self.log.append(("reduce", p.request.name, slot_reuse))
         ranks, rank = self.group.size(), self.group.rank()
+        summed_in = torch.float64 if output.dtype == torch.float64 else torch.float32
         padded = []
         for index, gradient in zip(parameters, gradients, strict=True):
             spec = p.request.parameters[index]
             assert gradient.is_contiguous() and gradient.numel() == spec.unsharded_numel
-            full = torch.zeros(spec.shard_numel * ranks)
-            full[: gradient.numel()] = gradient.reshape(-1).float()
+            full = torch.zeros(spec.shard_numel * ranks, dtype=summed_in)
+            full[: gradient.numel()] = gradient.reshape(-1)
             padded.append(full.view(spec.rows, ranks, -1).transpose(0, 1).reshape(ranks, -1))
         mine = torch.cat(padded, 1)
         everyone = [torch.empty_like(mine) for _ in range(ranks)]

@@ -20,7 +20,8 @@ from tide.fsdp.probes import Arguments, Torch
 from tide.fsdp.record import SLOT_REUSE, GroupRecord
 
 PLACEHOLDER = "_tide_placeholder"
-SUMMED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Gradient and output dtypes that go together: the first three are summed in fp32, fp64 in fp64.
+SUMMED_TOGETHER = ((torch.float32, torch.bfloat16, torch.float16), (torch.float64,))
 
 
 class ReduceCall:
@@ -152,15 +153,19 @@ def refusal(
         return record.reason
     if argument("reduce_scatter_group") is not record.reduce_group:
         return "reduce: set_separate_reduce_scatter_group changed the process group after planning"
-    if argument("reduce_dtype") not in SUMMED_DTYPES:
-        return f"reduce: tide sums into fp32, bf16 and fp16, not into {argument('reduce_dtype')}"
+    output_dtype = argument("reduce_dtype")
+    summed = next((dtypes for dtypes in SUMMED_TOGETHER if output_dtype in dtypes), ())
+    if not summed:
+        return f"reduce: tide does not sum into {output_dtype}"
     for parameter, gradient in zip(fsdp_params, gradients, strict=True):
         index = record.index_of.get(id(parameter))
         if index is None:
             return "reduce: the group's parameters changed after planning"
-        if gradient.dtype not in SUMMED_DTYPES or gradient.layout != torch.strided:
-            name = record.parameters[index].name
-            return f"reduce: the gradient of {name} is {gradient.layout} of {gradient.dtype}"
+        if gradient.dtype not in summed or gradient.layout != torch.strided:
+            return (
+                f"reduce: the gradient of {record.parameters[index].name} is {gradient.layout} of "
+                f"{gradient.dtype}, which tide does not sum into {output_dtype}"
+            )
     return ""
 
 
