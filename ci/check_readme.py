@@ -38,6 +38,11 @@ def offences(text: str, root: Path) -> list[str]:
     for knob in sorted(set(re.findall(r"\bTIDE_[A-Z_]+\b", text))):
         if knob not in sources:
             found.append(f"README.md names {knob}, which no source reads")
+    table = root / "python/tide/knobs.py"
+    declared = re.findall(r'Knob\(\s*"(TIDE_[A-Z_]+)"', table.read_text()) if table.exists() else []
+    for knob in declared:
+        if knob not in text:
+            found.append(f"README.md leaves out {knob}, which python/tide/knobs.py declares")
     for link in re.findall(r"\]\(([^)#:]+)\)", text):
         if not (root / link).exists():
             found.append(f"README.md links to {link}, which is not there")

@@ -58,7 +58,7 @@ def test_readme_checker(tmp_path: Path) -> None:
     (tmp_path / "ci/demo").chmod(0o755)
     (tmp_path / "python/tide").mkdir(parents=True)
     (tmp_path / "python/tide/cli.py").write_text('VERBS = {"bench": 0}')
-    (tmp_path / "python/tide/knobs.py").write_text("TIDE_FSDP")
+    (tmp_path / "python/tide/knobs.py").write_text('Knob("TIDE_FSDP", "both")')
     check = load("check_readme").offences
     right = (
         "Run `ci/demo --ranks 2`, then\n    tide bench\nwith TIDE_FSDP=0, see [the commands](ci)."
@@ -66,7 +66,7 @@ def test_readme_checker(tmp_path: Path) -> None:
     assert check(right, tmp_path) == []
     wrong = "`ci/deploy`\n`ci/demo --quick`\n    tide dance\nTIDE_SPEED=1\n[page](docs/a.md)\n"
     found = "\n".join(check(wrong, tmp_path))
-    for name in ("ci/deploy", "--quick", "tide dance", "TIDE_SPEED", "docs/a.md"):
+    for name in ("ci/deploy", "--quick", "tide dance", "TIDE_SPEED", "TIDE_FSDP", "docs/a.md"):
         assert name in found
 
 
