@@ -174,6 +174,21 @@ TEST(UcxFake, APutThatWouldBeEmulatedKeepsTheGroupDown) {
   EXPECT_EQ(fake_ucx_live_objects(), 0);
 }
 
+TEST(UcxFake, TcpNeedsAVersionThatCannotEmulate) {
+  FakeUcxBehaviour behaviour;
+  behaviour.minor = 20;
+  UcxRailOptions options;
+  options.device = "rail0";
+  const auto refused = UcxRail::open(options, fake_ucx(behaviour));
+  ASSERT_FALSE(refused.is_ok());
+  EXPECT_THAT(refused.status().message(), HasSubstr("tcp rails need UCX 1.21 or newer"));
+  options.rdma = true;
+  EXPECT_TRUE(UcxRail::open(options, fake_ucx(behaviour)).is_ok());
+  behaviour.minor = 21;
+  options.rdma = false;
+  EXPECT_TRUE(UcxRail::open(options, fake_ucx(behaviour)).is_ok());
+}
+
 TEST(UcxFake, WrongBytesInTheSelfTestKeepTheGroupDown) {
   FakeUcxBehaviour behaviour;
   behaviour.corrupts = true;

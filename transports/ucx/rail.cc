@@ -16,6 +16,9 @@
 namespace tide {
 namespace {
 
+// Older ones emulate there whatever they are told when errors of peers are to be survived, and
+// cannot be forbidden to.
+constexpr unsigned kTruePutsOverTcp = ucx_version(1, 21);
 constexpr int kLongestSleepMs = 100;
 constexpr int kClosingSleepMs = 5;
 constexpr int kChunksATurn =
@@ -90,6 +93,12 @@ Status UcxRail::make_context() {
                                                " for device " + options_.device + ": " +
                                                api_->status_string(status));
   };
+  if (!options_.rdma && api_->version() < kTruePutsOverTcp) {
+    return {ErrorKind::kUnsupported,
+            version + " (" + api_->library +
+                ") emulates puts over tcp by messages that a dying peer turns into an abort " +
+                "of this process; tcp rails need UCX 1.21 or newer, or the package libucx-cu13"};
+  }
   ucp_config_t* configuration = nullptr;
   ucs_status_t status = api_->config_read(nullptr, nullptr, &configuration);
   if (status != UCS_OK) return refused("to read its configuration", status);
