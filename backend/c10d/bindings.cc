@@ -177,6 +177,7 @@ void bind_backend(py::module_& module) {
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"),
            py::arg("make_inner"), py::arg("make_child"))
+      .def_property_readonly("options", &ProcessGroupTide::options)  // older torch has none
       .def("inner", &ProcessGroupTide::inner, py::arg("device_type"), NoGil())
       .def("inner_if_made", &ProcessGroupTide::inner_if_made, py::arg("device_type"), NoGil())
       .def("plan", &ProcessGroupTide::plan, py::arg("requests"), py::arg("prefetch_depth"), NoGil())

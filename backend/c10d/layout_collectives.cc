@@ -117,7 +117,7 @@ WorkPointer ProcessGroupTide::gather_lists(Group& group, const TensorLists& list
     return nullptr;
   }
   throw_if_error(started.status());
-  WorkTide::Call call = work_call(started.value(), c10d::OpType::ALLGATHER_INTO_TENSOR_COALESCED);
+  WorkTide::Call call = work_call(started.value(), c10d::OpType::_ALLGATHER_BASE);
   call.outputs = lists.output_tensors;
   call.inputs = lists.input_tensors;
   return c10::make_intrusive<WorkTide>(std::move(call));
@@ -137,7 +137,7 @@ WorkPointer ProcessGroupTide::reduce_lists(Group& group, const TensorLists& list
     return nullptr;
   }
   throw_if_error(started.status());
-  WorkTide::Call call = work_call(started.value(), c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED);
+  WorkTide::Call call = work_call(started.value(), c10d::OpType::_REDUCE_SCATTER_BASE);
   call.outputs = lists.output_tensors;
   call.inputs = lists.input_tensors;
   return c10::make_intrusive<WorkTide>(std::move(call));

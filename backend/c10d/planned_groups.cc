@@ -127,7 +127,7 @@ c10::intrusive_ptr<GatherWork> ProcessGroupTide::gather_planned(
     TORCH_CHECK(refusal.empty(), "tide: ", place, ": '", parameters[i].name, "': ", refusal);
   }
   WorkTide::Call work =
-      work_call(started.value().operation, c10d::OpType::ALLGATHER_INTO_TENSOR_COALESCED);
+      work_call(started.value().operation, c10d::OpType::_ALLGATHER_BASE);
   work.inputs = shards;
   return c10::make_intrusive<GatherWork>(std::move(work), started.value().slot);
 }
@@ -193,7 +193,7 @@ c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedRed
   }
   Result<std::shared_ptr<Operation>> started = group->reduce(reduce);
   throw_if_error(started.status());
-  WorkTide::Call work = work_call(started.value(), c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED);
+  WorkTide::Call work = work_call(started.value(), c10d::OpType::_REDUCE_SCATTER_BASE);
   work.inputs = call.gradients;
   work.outputs = {call.output};
   return c10::make_intrusive<ReduceWork>(std::move(work));

@@ -44,10 +44,9 @@ class WorkTide : public c10d::Work {
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return call_.sequence; }
-  std::chrono::milliseconds getTimeout() const override { return call_.timeout; }
-#if TIDE_TORCH_MINOR >= 15
-  uint64_t getCompletionKey() const override { return completion_key_; }
-#endif
+  // Virtual in newer torch only, so not marked as overrides.
+  std::chrono::milliseconds getTimeout() const { return call_.timeout; }
+  uint64_t getCompletionKey() const { return completion_key_; }
 
   // Until the inputs have been read; they may be freed or overwritten then, and are no longer held
   // here.

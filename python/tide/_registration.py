@@ -50,7 +50,7 @@ def create_backend(opts: Any, backend_options: object | None) -> Any:
     completed.global_ranks_in_group = list(opts.global_ranks_in_group)
     rank, size = opts.group_rank, opts.group_size
     store = groups.fresh_store(opts.store, rank, size, completed.global_ranks_in_group)
-    make_inner = inner_factory(store, rank, size, completed, opts.split_from)
+    make_inner = inner_factory(store, rank, size, completed, getattr(opts, "split_from", None))
     backend = _C.Backend(store, rank, size, completed, make_inner, groups.create_child)
     groups.start(backend)
     return backend

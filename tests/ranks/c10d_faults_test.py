@@ -13,14 +13,14 @@ import pytest
 import tide
 import torch
 import torch.distributed as dist
-from harness import init_group, open_store, run_ranks
+from harness import all_gather_list, init_group, open_store, run_ranks
 
 
 def gather(group: Any = None) -> list[float]:
     """One small all-gather of tide's own; what it should give is rank_numbers()."""
     group = group or dist.group.WORLD
     outputs = [torch.zeros(2 * group.size())]
-    group.all_gather_single_coalesced(outputs, [torch.full((2,), float(group.rank()))]).wait()
+    all_gather_list(outputs, [torch.full((2,), float(group.rank()))], group).wait()
     return outputs[0].tolist()
 
 
@@ -110,9 +110,7 @@ def test_abort_returns_and_a_new_group_works() -> None:
         assert gather() == rank_numbers(size)
         if rank == 0:
             # A call that the others never join, then abort.
-            work = dist.group.WORLD.all_gather_single_coalesced(
-                [torch.zeros(2 * size)], [torch.zeros(2)]
-            )
+            work = all_gather_list([torch.zeros(2 * size)], [torch.zeros(2)])
             store.set("issued", "")
         store.wait(["issued"])
         group = dist.group.WORLD
@@ -133,11 +131,7 @@ def test_destroy_with_calls_in_flight_returns() -> None:
         gather()
         works = []
         if rank == 0:
-            works.append(
-                dist.group.WORLD.all_gather_single_coalesced(
-                    [torch.zeros(2 * size)], [torch.zeros(2)]
-                )
-            )
+            works.append(all_gather_list([torch.zeros(2 * size)], [torch.zeros(2)]))
         dist.destroy_process_group()
         gc.collect()
         for work in works:

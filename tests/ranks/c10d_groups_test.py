@@ -13,7 +13,7 @@ import pytest
 import tide
 import torch
 import torch.distributed as dist
-from harness import init_group, open_store, run_ranks
+from harness import all_gather_list, init_group, open_store, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -203,9 +203,7 @@ def test_three_lives_on_one_store(kind: str) -> None:
             if rank < 2:
                 check_sum(pair, 2)
             outputs = [torch.zeros(2 * size)]
-            dist.group.WORLD.all_gather_single_coalesced(
-                outputs, [torch.full((2,), float(life))]
-            ).wait()
+            all_gather_list(outputs, [torch.full((2,), float(life))]).wait()
             assert outputs[0].tolist() == [float(life)] * (2 * size)
             dist.destroy_process_group()
 

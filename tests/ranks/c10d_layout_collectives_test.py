@@ -10,6 +10,8 @@ import pytest
 import tide
 import torch
 import torch.distributed as dist
+from harness import all_gather_list as gather
+from harness import reduce_scatter_list as reduce
 from harness import run_ranks
 from torch.distributed import ReduceOp
 
@@ -34,19 +36,6 @@ OTHERS = [
     torch.float8_e5m2,
 ]
 SIZES = [1, 0, 3, 64, 1000, 33, 4097, 17]
-
-
-def gather(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any = None) -> Any:
-    return (group or dist.group.WORLD).all_gather_single_coalesced(outputs, inputs)
-
-
-def reduce(
-    outputs: list[torch.Tensor], inputs: list[torch.Tensor], op: Any = None, group: Any = None
-) -> Any:
-    options = dist.ReduceScatterOptions()
-    if op is not None:
-        options.reduceOp = op
-    return (group or dist.group.WORLD).reduce_scatter_single_coalesced(outputs, inputs, options)
 
 
 def some_bytes(rank: int, index: int, numel: int, dtype: torch.dtype) -> torch.Tensor:

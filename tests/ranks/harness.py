@@ -134,6 +134,27 @@ def init_group(backend: str = "tide", **keywords: Any) -> None:
     dist.init_process_group(backend, rank=int(os.environ["RANK"]), world_size=_run.size, **keywords)
 
 
+def all_gather_list(
+    outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any = None
+) -> dist.Work:
+    """c10d's coalesced all-gather under the name that this torch has for it."""
+    group = group or dist.group.WORLD
+    new = getattr(group, "all_gather_single_coalesced", None)
+    return (new or group.allgather_into_tensor_coalesced)(outputs, inputs)
+
+
+def reduce_scatter_list(
+    outputs: list[torch.Tensor], inputs: list[torch.Tensor], op: Any = None, group: Any = None
+) -> dist.Work:
+    """c10d's coalesced reduce-scatter under the name that this torch has for it."""
+    group = group or dist.group.WORLD
+    options = dist.ReduceScatterOptions()
+    if op is not None:
+        options.reduceOp = op
+    new = getattr(group, "reduce_scatter_single_coalesced", None)
+    return (new or group.reduce_scatter_tensor_coalesced)(outputs, inputs, options)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
