@@ -20,7 +20,8 @@ ALLOWED = {
     "transports/host": ["backend/base/", "kernels/", "transports/*.h"],
     # Ranks as threads share the blocking queues of ranks as processes.
     "transports/memory": ["backend/base/", "kernels/", "transports/*.h", "transports/host/"],
-    "transports/cuda": ["backend/base/", "kernels/", "transports/*.h"],
+    # Ranks meet and share descriptors through the host's fabric.
+    "transports/cuda": ["backend/base/", "kernels/", "transports/*.h", "transports/host/"],
     "transports/ucx": ["backend/base/", "kernels/", "transports/*.h"],
     "backend/engine": [
         "backend/base/",

@@ -1,0 +1,28 @@
+# cmake -DNVCC=... -DFLAGS=... -DROOT=... -DNAME=... -DFOLDER=... -P compile_image.cmake
+# Compiles kernels/NAME.cu into FOLDER/NAME.fatbin unless it is there from the same sources and flags: build variants of a
+# checkout share images, and each would compile them anew.
+file(GLOB headers ${ROOT}/kernels/cuda_*.cuh ${ROOT}/kernels/cuda_params.h)
+list(SORT headers)
+set(content "${NVCC} ${FLAGS}")
+foreach(file ${ROOT}/kernels/${NAME}.cu ${headers})
+  file(SHA256 ${file} hash)
+  string(APPEND content " ${hash}")
+endforeach()
+string(SHA256 key "${content}")
+set(image ${FOLDER}/${NAME}.fatbin)
+file(LOCK ${FOLDER}/${NAME}.lock GUARD PROCESS TIMEOUT 1200)  # another build may be at it
+if(EXISTS ${image} AND EXISTS ${image}.key)
+  file(READ ${image}.key known)
+  if(known STREQUAL key)
+    file(TOUCH ${image})
+    return()
+  endif()
+endif()
+file(REMOVE ${image}.key)
+separate_arguments(flags UNIX_COMMAND "${FLAGS}")
+execute_process(COMMAND ${NVCC} ${flags} -I${ROOT} -fatbin ${ROOT}/kernels/${NAME}.cu -o ${image}.part RESULT_VARIABLE failed)
+if(failed)
+  message(FATAL_ERROR "nvcc could not compile kernels/${NAME}.cu")
+endif()
+file(RENAME ${image}.part ${image})
+file(WRITE ${image}.key ${key})
