@@ -379,7 +379,10 @@ const UcxApi* fake_ucx(const FakeUcxBehaviour& behaviour) {
   return &table;
 }
 
-FakeUcxBehaviour& fake_ucx_behaviour() { return state().behaviour; }
+void fake_ucx_change(const std::function<void(FakeUcxBehaviour&)>& change) {
+  const Lock lock(state().mutex);
+  change(state().behaviour);
+}
 
 std::map<std::string, std::string> fake_ucx_settings() {
   const Lock lock(state().mutex);

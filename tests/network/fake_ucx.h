@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -32,7 +33,7 @@ struct FakeUcxBehaviour {
 
 // Starts over with this behaviour. The table stays valid.
 const UcxApi* fake_ucx(const FakeUcxBehaviour& behaviour = {});
-FakeUcxBehaviour& fake_ucx_behaviour();  // to change while it runs; fields are read under its lock
+void fake_ucx_change(const std::function<void(FakeUcxBehaviour&)>& change);  // while it runs
 std::map<std::string, std::string> fake_ucx_settings();  // as config_modify got them
 // Every endpoint to and from the worker that sits `index`-th in order of creation breaks with this
 // status.

@@ -231,7 +231,7 @@ TEST(UcxFake, GpuMemoryOnlyWhereUcxKnowsIt) {
     EXPECT_TRUE(added[0].is_ok() && added[1].is_ok()) << added[0].to_string();
   }
   Group blind(2, behaviour);  // the group before it is closed
-  fake_ucx_behaviour().takes_cuda_for_host = true;
+  fake_ucx_change([](FakeUcxBehaviour& now) { now.takes_cuda_for_host = true; });
   blind.each([&](int node) {
     added[static_cast<size_t>(node)] = blind.at(node).add_region(1, block, soon());
   });
@@ -269,7 +269,7 @@ TEST(UcxFake, WhatDoesNotEndIsSaidWhenClosing) {
     ASSERT_TRUE(group.at(node).add_region(1, {memory.data() + 4096 * node, 4096}, soon()).is_ok());
     ASSERT_TRUE(group.at(node).begin(1, 1, "op").is_ok());
   });
-  fake_ucx_behaviour().requests_hang = true;
+  fake_ucx_change([](FakeUcxBehaviour& now) { now.requests_hang = true; });
   ASSERT_TRUE(group.at(0).put({1, 1, 0, 0, 1, {{memory.data(), 0, 4096}}, 0}).is_ok());
   EXPECT_EQ(group.at(0).drain(1, guard_of(milliseconds(100))).kind(), ErrorKind::kTimeout);
   group.at(0).fail({ErrorKind::kTimeout, "the put hangs"});
