@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from trial import Case, Setting, Trainer
+from trial import TORCH, Case, Setting, Trainer
 
 MASTERS = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
@@ -52,9 +52,9 @@ def columns(model: Any, setting: Setting) -> None:
 def frozen(model: Any, setting: Setting) -> None:
     model.blocks[1].requires_grad_(False)
     model.blocks[2].up.weight.requires_grad_(False)
-    model.blocks[2].register_parameter(
-        "table", nn.Parameter(torch.arange(9, dtype=torch.uint8), requires_grad=False)
-    )
+    if TORCH >= (2, 14):  # stock of older ones refuses integers
+        table = nn.Parameter(torch.arange(9, dtype=torch.uint8), requires_grad=False)
+        model.blocks[2].register_parameter("table", table)
     by_block(model, setting)
 
 
@@ -369,7 +369,7 @@ CASES: dict[str, Case] = {
     "columns": Case(lambda: Model(hidden=36), columns),
     "columns_bf16": Case(bf16(lambda: Model(hidden=36)), columns),
     "frozen": Case(Model, frozen),
-    "unfrozen_later": Case(Model, masters, step=unfreeze_later),
+    "unfrozen_later": Case(Model, masters, step=unfreeze_later, since=(2, 14)),
     "many_parameters": Case(Many, whole),
     "tied": Case(lambda: Model(tied=True), tied),
     "tied_in_root": Case(lambda: Model(tied=True), by_block),
@@ -395,20 +395,22 @@ CASES: dict[str, Case] = {
     "checkpointed": Case(Model, checkpointed),
     "compiled": Case(Model, compiled),
     "tensor_parallel": Case(lambda: Model(hidden=36), tensor_parallel),
-    "expert_mesh": Case(ExpertModel, expert_mesh),
+    "expert_mesh": Case(ExpertModel, expert_mesh, since=(2, 12)),
     "pipeline_like": Case(Model, masters, step=accumulate(pipeline_like)),
-    "kept_storage": Case(Model, by_block, prepare=keep_storage, calls_served=False),
+    "kept_storage": Case(Model, by_block, prepare=keep_storage, calls_served=False, since=(2, 15)),
     "unused_parameters": Case(Skipping, by_block, step=conditional),
     "async_unshard": Case(Model, by_block, prepare=async_unshard),
-    "rare_switches": Case(Skipping, by_block_and_embedding, step=conditional, prepare=head_start),
-    "manual_finalization": Case(Model, masters, step=finalizing),
+    "rare_switches": Case(
+        Skipping, by_block_and_embedding, step=conditional, prepare=head_start, since=(2, 14)
+    ),
+    "manual_finalization": Case(Model, masters, step=finalizing, since=(2, 15)),
     "fp64": Case(lambda: Model().double(), by_block),
     "divided_by_three": Case(Model, divided(3.0), exact_beside_stock=False),
     "divided_by_ranks": Case(Model, divided(4.0)),
     "forced_sums": Case(Model, masters, prepare=forced_sums),
     "reduce_hook": Case(Model, masters, prepare=hooked),
-    "separate_group": Case(Model, separate_group),
-    "mixed_dtypes": Case(mixed_model, mixed_dtypes),
+    "separate_group": Case(Model, separate_group, since=(2, 14)),
+    "mixed_dtypes": Case(mixed_model, mixed_dtypes, since=(2, 15)),
     "fp16_reduction": Case(Model, fp16_reduction, ulp_of=torch.float16),
     "fp32_gradients": Case(bf16_with_fp32_gradients, by_block, optimizer=sgd),
 }

@@ -35,6 +35,7 @@ def test_depth(shard: Any, depth: int) -> None:
         shard(model, Setting("stock"))
         model(torch.zeros(1, 2, dtype=torch.int64))
         state = model._get_fsdp_state()
-        return prefetch_depth(state, state._state_ctx.all_states, groups_of)
+        states = list(dict.fromkeys(state._state_ctx.all_states))
+        return prefetch_depth(state, states, groups_of)
 
     assert run_ranks(2, body, backend="gloo") == [depth] * 2

@@ -21,6 +21,7 @@ from models import WORDS, Model, loss_of
 from spy import watching
 from tide import _C
 from tide.fsdp import reduce
+from tide.fsdp.plan import groups_of
 from tide.fsdp.record import record_of
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -44,7 +45,7 @@ def step(model: Any) -> None:
 
 
 def group_of(module: Any) -> Any:
-    return module._get_fsdp_state()._fsdp_param_groups[0]
+    return groups_of(module._get_fsdp_state())[0]
 
 
 def storages(module: Any) -> list[torch.Tensor]:

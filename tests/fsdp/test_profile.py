@@ -13,6 +13,7 @@ import torch.distributed as dist
 from cases import CASES
 from harness import run_ranks
 from models import Model
+from tide.fsdp.plan import groups_of
 from tide.fsdp.record import record_of
 from torch.profiler import ProfilerActivity, profile, record_function
 from trial import Case, Trainer, plain_step
@@ -73,7 +74,7 @@ def test_bytes_of_a_step_are_the_minimum(name: str, mode: str) -> None:
     def body(rank: int, size: int) -> Any:
         trainer = Trainer(case, f"tide:memory_mode={mode}")
         plain_step(trainer, 0)
-        record = record_of(trainer.model._get_fsdp_state()._fsdp_param_groups[0])
+        record = record_of(groups_of(trainer.model._get_fsdp_state())[0])
         assert record is not None and record.gather_backend is not None
         before = record.gather_backend.counters()
         plain_step(trainer, 1)

@@ -16,6 +16,7 @@ from cases import by_block, two_by_two
 from harness import run_ranks
 from models import Model
 from tide.fsdp import plan
+from tide.fsdp.plan import groups_of
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from trial import Case, Setting, Trainer, differs
@@ -111,10 +112,12 @@ CONDITIONS: dict[str, tuple[Callable[[Any], None], str]] = {
 @pytest.mark.parametrize("name", list(CONDITIONS))
 def test_one_ranks_refusal_sends_one_group_stock(name: str) -> None:
     force, sentence = CONDITIONS[name]
+    if name.startswith("own_") and not hasattr(collectives, "_default_reduce_scatter_input_fn"):
+        pytest.skip("FSDP2 of this torch has no such functions")
 
     def prepare(model: Any) -> None:
         if torch.distributed.get_rank() == 2:
-            force(model.blocks[1]._get_fsdp_state()._fsdp_param_groups[0])
+            force(groups_of(model.blocks[1]._get_fsdp_state())[0])
 
     steps = 1 if name == "another_option" else 3
     case = Case(Model, by_block, steps=steps)
@@ -147,7 +150,7 @@ def test_replicas_refuse_together() -> None:
 
     def prepare(model: Any) -> None:
         if torch.distributed.get_rank() == 3:
-            custom_all_gather(model.blocks[1]._get_fsdp_state()._fsdp_param_groups[0])
+            custom_all_gather(groups_of(model.blocks[1]._get_fsdp_state())[0])
 
     case = Case(Model, two_by_two, prepare=prepare)
 

@@ -154,7 +154,8 @@ def parameter_facts(parameter: Any) -> ParameterFacts:
 
 def plan_root(root: Any, modules: Torch) -> None:
     """Plans every group under this root state, on all ranks together."""
-    states = root._state_ctx.all_states
+    # Before 2.14 torch lists a state once for each of its modules.
+    states = list(dict.fromkeys(root._state_ctx.all_states))
     candidates = [Candidate(group, modules) for state in states for group in groups_of(state)]
     depth = prefetch_depth(root, states, groups_of)
     requests: dict[int, list[tuple[Candidate, Any, bool, bool]]] = {}

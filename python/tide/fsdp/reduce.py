@@ -123,7 +123,7 @@ def reduce(
         return stock(*args, **kwargs)
     call = ReduceCall(record, fsdp_params, gradients, argument("gradient_divide_factor"))
     if not (modules.has_prepare_hook and hook in arguments):
-        _hide_column_gradients(fsdp_params, gradients)
+        _hide(gradients)
     comm.call = call
     try:
         result = stock(*args, **kwargs)
@@ -153,7 +153,7 @@ def refusal(
         return record.reason
     if argument("reduce_scatter_group") is not record.reduce_group:
         return "reduce: set_separate_reduce_scatter_group changed the process group after planning"
-    output_dtype = argument("reduce_dtype")
+    output_dtype = argument("reduce_dtype") or gradients[0].dtype  # before 2.15 None means so
     summed = next((dtypes for dtypes in SUMMED_TOGETHER if output_dtype in dtypes), ())
     if not summed:
         return f"reduce: tide does not sum into {output_dtype}"
@@ -179,9 +179,7 @@ def padded_sizes(
     )
 
 
-def _hide_column_gradients(fsdp_params: Sequence[Any], gradients: list[torch.Tensor]) -> None:
-    """Before 2.15 torch reorders gradients of parameters sharded by columns itself: it gets tensors
-    without memory."""
-    for index, parameter in enumerate(fsdp_params):
-        if parameter.fsdp_placement.dim != 0:
-            gradients[index] = torch.empty_like(gradients[index], device="meta")
+def _hide(gradients: list[torch.Tensor]) -> None:
+    """Before 2.15 torch itself reorders gradients of parameters sharded by columns, and holds the
+    last gradient until the reduction is over: it gets tensors without memory."""
+    gradients[:] = [torch.empty_like(gradient, device="meta") for gradient in gradients]
