@@ -58,6 +58,8 @@ int run(int arguments, char** argument) {
   Function read_only = nullptr;
   TIDE_EXPECT_CUDA(api.module_load(&module, probe.data()));
   TIDE_EXPECT_CUDA(api.module_function(&read_only, module, "read_only"));
+  Function copy_only = nullptr;
+  TIDE_EXPECT_CUDA(api.module_function(&copy_only, module, "copy_only"));
   Module sums = nullptr;
   const std::vector<char> replaced = arguments > 2 ? read_file(argument[2]) : std::vector<char>();
   const void* image = replaced.empty() ? kernel_images().value()[0].data : replaced.data();
@@ -67,7 +69,10 @@ int run(int arguments, char** argument) {
   DeviceBytes slices(kBytes), output(kBytes), never(16);
   api.set_words(slices.address(), 0x3f8c3f8cu, kBytes / 4, bench.stream);
   api.set_words(output.address(), 0, kBytes / 4, bench.stream);
-  std::printf("{\"threads\": %d, \"in_flight\": %d, \"rows\": [\n", kThreads, kInFlightBytes);
+  char name[128] = {};
+  api.device_name(name, sizeof(name) - 1, 0);
+  std::printf("{\"gpu\": \"%s\", \"cuda_driver\": %d, \"command\": \"ci/device rates\", \"slice_bytes\": %zu, ", name, api.version, kBytes);
+  std::printf("\"threads\": %d, \"in_flight\": %d, \"rows\": [\n", kThreads, kInFlightBytes);
   const auto function_of = [&](const std::string& name) {
     Function function = nullptr;
     TIDE_EXPECT_CUDA(api.module_function(&function, sums, name.c_str()));
@@ -76,12 +81,22 @@ int run(int arguments, char** argument) {
   bool first = true;
   for (unsigned ctas : {4u, 8u, 16u, 32u}) {
     double read_rate = 0;
+    double copy_rate = 0;  // bytes read and written
     for (unsigned threads : {512u, 1024u}) {
-      const DevicePointer from = slices.address(), nowhere = never.address();
-      const uint64_t vectors = kBytes / 16;
-      void* parameters[] = {const_cast<DevicePointer*>(&from), const_cast<uint64_t*>(&vectors), const_cast<DevicePointer*>(&nowhere)};
-      const double us = bench.median_us([&] { TIDE_EXPECT_CUDA(api.launch(read_only, ctas, 1, 1, threads, 1, 1, 0, bench.stream, parameters, nullptr)); });
-      read_rate = std::max(read_rate, kBytes / us / 1000);
+      DevicePointer from = slices.address();
+      DevicePointer to = output.address();
+      DevicePointer nowhere = never.address();
+      uint64_t vectors = kBytes / 16;
+      void* reading[] = {&from, &vectors, &nowhere};
+      void* copying[] = {&from, &vectors, &to};
+      const auto rate = [&](Function function, void** parameters, double bytes) {
+        const double us = bench.median_us([&] {
+          TIDE_EXPECT_CUDA(api.launch(function, ctas, 1, 1, threads, 1, 1, 0, bench.stream, parameters, nullptr));
+        });
+        return bytes / us / 1000;
+      };
+      read_rate = std::max(read_rate, rate(read_only, reading, kBytes));
+      copy_rate = std::max(copy_rate, rate(copy_only, copying, 2.0 * kBytes));
     }
     for (int ranks : {2, 4, 8, 16}) {
       for (DType slice : {DType::kBFloat16, DType::kFloat32}) {
@@ -112,8 +127,8 @@ int run(int arguments, char** argument) {
             });
             const double bytes = static_cast<double>(numel) * (ranks * dtype_bytes(slice) + dtype_bytes(out) * (mode == 1 ? 2 : 1));
             std::printf("%s{\"ctas\": %u, \"ranks\": %d, \"slice\": \"%s\", \"output\": \"%s\", \"mode\": \"%s\", \"gb_s\": %.0f, "
-                        "\"read_only_gb_s\": %.0f, \"ratio\": %.3f}", first ? "" : ",\n", ctas, ranks, dtype_name(slice), dtype_name(out),
-                        mode == 0 ? "write" : mode == 1 ? "add" : "odd", bytes / us / 1000, read_rate, bytes / us / 1000 / read_rate);
+                        "\"read_only_gb_s\": %.0f, \"copy_gb_s\": %.0f, \"ratio\": %.3f, \"ratio_to_copy\": %.3f}", first ? "" : ",\n", ctas, ranks, dtype_name(slice), dtype_name(out),
+                        mode == 0 ? "write" : mode == 1 ? "add" : "odd", bytes / us / 1000, read_rate, copy_rate, bytes / us / 1000 / read_rate, bytes / us / 1000 / copy_rate);
             first = false;
           }
         }

@@ -88,7 +88,7 @@ class FakeStream {
 // What a list's kernel does, by the processor's kernels.
 void run_list(const std::string& name, const List& list) {
   const uint64_t* block = list.words;
-  const bool poisoned = list.head.poison != nullptr && *list.head.poison != 0;
+  const bool poisoned = list.head.poison != nullptr && std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(list.head.poison)).load() != 0;
   for (uint32_t b = 0; b < list.head.blocks; ++b) {
     void* to = reinterpret_cast<void*>(block[kTo]);
     const auto numel = static_cast<int64_t>(block[kNumel]);

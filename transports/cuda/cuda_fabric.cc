@@ -171,7 +171,7 @@ Status CudaFabricImpl::open_queues() {
   watch.device = device_;
   watch.poison_stream = poison_stream_;
   watch.poison_flag = base;
-  watch.progress = static_cast<const volatile uint32_t*>(progress_);
+  watch.progress = static_cast<uint32_t*>(progress_);
   watch.queues = options_.queues;
   watch.label = label_;
   watch.on_failure = [this](const Status& status) {

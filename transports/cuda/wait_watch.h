@@ -10,6 +10,7 @@
 // Thread-safe. Guards are used from this thread until their wait has passed or the watch has ended.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -32,7 +33,7 @@ class WaitWatch {
     std::shared_ptr<DeviceContext> device;
     Stream poison_stream = nullptr;          // used by this thread alone; outlives it
     DevicePointer poison_flag = 0;           // set to 1 before the first word is poisoned
-    const volatile uint32_t* progress = nullptr;  // one word per queue, kProgressStride words apart
+    uint32_t* progress = nullptr;            // one word per queue, kProgressStride words apart
     int queues = 0;
     std::string label;                       // "rank 1 of group 'x'"
     // Called once, from this thread, with the first error of a wait; not when the group had failed before.
@@ -80,7 +81,10 @@ class WaitWatch {
   void retire(std::unique_lock<std::mutex>& lock);
   Status look(std::unique_lock<std::mutex>& lock);
   void write_poison(std::unique_lock<std::mutex>& lock);
-  uint32_t progress_of(int queue) const { return options_.progress[queue * kProgressStride]; }
+  // Other side: the stream's write in DeviceQueue::wait, a whole word that the device stores.
+  uint32_t progress_of(int queue) const {
+    return std::atomic_ref<uint32_t>(options_.progress[queue * kProgressStride]).load(std::memory_order_acquire);
+  }
 
   const Options options_;
   mutable std::mutex mutex_;
