@@ -41,10 +41,12 @@ class GatherResult(AllGatherResult):
 
     def drop(self) -> None:
         """Nobody will use this result: waits for it, releases the storages and vacates the slot."""
-        self.wait()
-        for parameter in self.fsdp_params:
-            parameter.free_unsharded_param()
-        self.record.vacate()
+        try:
+            self.wait()
+        finally:
+            for parameter in self.fsdp_params:
+                parameter.free_unsharded_param()
+            self.record.vacate()
 
 
 def all_gather(
