@@ -13,6 +13,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 from trial import TORCH, Case, Setting, Trainer
@@ -122,6 +123,19 @@ def tensor_parallel(model: Any, setting: Setting) -> None:
         parallelize_module(
             block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()}
         )
+    by_block(model, setting, mesh["shard"])
+
+
+def sequence_parallel(model: Any, setting: Setting) -> None:
+    """Gradients of the norms are summed over the tensor mesh before they get here."""
+    mesh = setting.mesh(2, 2, names=("shard", "tensor"))
+    for block in model.blocks:
+        styles = {
+            "norm": SequenceParallel(),
+            "up": ColwiseParallel(input_layouts=Shard(1)),
+            "down": RowwiseParallel(output_layouts=Shard(1)),
+        }
+        parallelize_module(block, mesh["tensor"], styles)
     by_block(model, setting, mesh["shard"])
 
 
@@ -395,6 +409,7 @@ CASES: dict[str, Case] = {
     "checkpointed": Case(Model, checkpointed),
     "compiled": Case(Model, compiled),
     "tensor_parallel": Case(lambda: Model(hidden=36), tensor_parallel),
+    "sequence_parallel": Case(lambda: Model(hidden=36), sequence_parallel),
     "expert_mesh": Case(ExpertModel, expert_mesh, since=(2, 12)),
     "pipeline_like": Case(Model, masters, step=accumulate(pipeline_like)),
     "kept_storage": Case(Model, by_block, prepare=keep_storage, calls_served=False, since=(2, 15)),

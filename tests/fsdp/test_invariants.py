@@ -24,6 +24,7 @@ from tide.fsdp import reduce
 from tide.fsdp.plan import groups_of
 from tide.fsdp.record import record_of
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from trial import Setting
 
@@ -344,6 +345,15 @@ def test_12_a_gradient_that_is_not_contiguous_is_repaired_where_it_is() -> None:
 
     for plain, turned in run_ranks(2, body):
         assert torch.equal(plain, turned)
+
+
+def test_12_a_gradient_still_on_its_way_is_waited_for() -> None:
+    """Tensor parallelism may leave a gradient as the promise of a collective."""
+    plain = torch.arange(6.0)
+    promised = AsyncCollectiveTensor(plain)
+    found = reduce.readable(promised)
+    assert type(found) is torch.Tensor and torch.equal(found, plain)
+    assert reduce.readable(plain) is plain
 
 
 def test_13_another_subset_on_one_rank_is_an_error() -> None:

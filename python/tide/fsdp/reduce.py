@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from tide.fsdp.comm import TideReduceScatter
 from tide.fsdp.probes import Arguments, Torch
@@ -36,9 +37,8 @@ class ReduceCall:
     ) -> None:
         self.record = record
         self.indices = [record.index_of[id(p)] for p in fsdp_params]
-        # Autograd's tensors, held until they have been read. One that is not contiguous is repaired
-        # by a local copy: only this rank can see it, so it must not decide the path.
-        self.gradients: list[torch.Tensor] = [g.contiguous() for g in gradients]
+        # Autograd's tensors, held until they have been read.
+        self.gradients = [readable(gradient) for gradient in gradients]
         self.divide_factor = divide_factor
         self.slot_reuse = moves_gradients(record)
         self.placeholder: torch.Tensor | None = None
@@ -85,6 +85,14 @@ class ReduceCall:
         # built it from.
         assert self.divide_factor is not None, op
         return scale / self.divide_factor
+
+
+def readable(gradient: torch.Tensor) -> torch.Tensor:
+    """A plain contiguous tensor. What needs repair is repaired by a local copy: only this rank can
+    see it, so it must not decide the path."""
+    if isinstance(gradient, AsyncCollectiveTensor):
+        gradient = gradient.wait()
+    return gradient.contiguous()
 
 
 def moves_gradients(record: GroupRecord) -> bool:
