@@ -13,13 +13,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from harness import folder, init_group, run_ranks
+from harness import all_gather_list, folder, init_group, run_ranks
 
 
 def gather(group: dist.ProcessGroup) -> list[float]:
     outputs = [torch.zeros(group.size())]
-    work = group.all_gather_single_coalesced(outputs, [torch.full((1,), float(group.rank()))])
-    work.wait()
+    all_gather_list(outputs, [torch.full((1,), float(group.rank()))], group).wait()
     return outputs[0].tolist()
 
 

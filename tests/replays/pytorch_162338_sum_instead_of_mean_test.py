@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from harness import run_ranks
+from harness import reduce_scatter_list, run_ranks
 from reference import assert_served, sharded
 from torch import nn
 
@@ -30,9 +30,7 @@ def test_the_mean_of_one_and_three_is_two() -> None:
 
         shards = [torch.zeros(2)]
         inputs = [torch.full((4,), 2.0 * rank + 1)]
-        options = dist.ReduceScatterOptions()
-        options.reduceOp = dist.ReduceOp.AVG
-        dist.group.WORLD.reduce_scatter_tensor_coalesced(shards, inputs, options).wait()
+        reduce_scatter_list(shards, inputs, dist.ReduceOp.AVG).wait()
         assert shards[0].tolist() == [2.0, 2.0]
 
     run_ranks(2, body)

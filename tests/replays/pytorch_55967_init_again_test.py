@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from harness import init_group, open_store, run_ranks
+from harness import all_gather_list, init_group, open_store, run_ranks
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
@@ -20,9 +20,7 @@ def test_three_lives_on_one_store(kind: str) -> None:
         for life in range(3):
             init_group(store=store)
             outputs = [torch.zeros(size)]
-            dist.group.WORLD.all_gather_single_coalesced(
-                outputs, [torch.full((1,), float(10 * life + rank))]
-            ).wait()
+            all_gather_list(outputs, [torch.full((1,), float(10 * life + rank))]).wait()
             assert outputs[0].tolist() == [10.0 * life + peer for peer in range(size)]
             total = torch.ones(1)
             dist.all_reduce(total)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import pytest
 import tide
 import torch
-import torch.distributed as dist
-from harness import run_ranks
+from harness import all_gather_list, reduce_scatter_list, run_ranks
 
 DTYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
 
@@ -21,7 +20,7 @@ def test_fp8_is_not_summed(dtype: torch.dtype) -> None:
         whole = torch.ones(4 * size).to(dtype)
         shards = [torch.full((4,), 7.0).to(dtype)]
         with pytest.raises(RuntimeError, match=r"(?i)float8|unsupported|scalar type"):
-            dist.group.WORLD.reduce_scatter_tensor_coalesced(shards, [whole]).wait()
+            reduce_scatter_list(shards, [whole]).wait()
         reason = tide.of().why_delegated()["reduce_scatter_tensor_coalesced"]
         assert "does not sum dtype" in reason
         flat = torch.full((4,), 7.0)
@@ -31,9 +30,7 @@ def test_fp8_is_not_summed(dtype: torch.dtype) -> None:
         assert flat.tolist() == [7.0] * 4 and shards[0].float().tolist() == [7.0] * 4
         # Gathers move bytes, so fp8 is fine there.
         gathered = [torch.zeros(4 * size).to(dtype)]
-        dist.group.WORLD.all_gather_single_coalesced(
-            gathered, [torch.full((4,), float(rank)).to(dtype)]
-        ).wait()
+        all_gather_list(gathered, [torch.full((4,), float(rank)).to(dtype)]).wait()
         assert gathered[0].float().tolist() == [float(r) for r in range(size) for _ in range(4)]
 
     run_ranks(2, body)

@@ -14,7 +14,7 @@ from pathlib import Path
 import tide
 import torch
 import torch.distributed as dist
-from harness import run_ranks
+from harness import all_gather_list, run_ranks
 
 NUMEL = 1 << 20
 
@@ -30,12 +30,12 @@ def test_the_others_name_it_and_go_on() -> None:
         outputs = [tide.empty(size * NUMEL, group=group)]
         # The killed rank has a call in flight whose bytes are on their way.
         if rank == 1:
-            group.all_gather_single_coalesced(outputs, [torch.ones(NUMEL)])
+            all_gather_list(outputs, [torch.ones(NUMEL)], group)
             os.kill(os.getpid(), signal.SIGKILL)
         message = ""
         for _ in range(3):
             try:
-                group.all_gather_single_coalesced(outputs, [torch.ones(NUMEL)]).wait()
+                all_gather_list(outputs, [torch.ones(NUMEL)], group).wait()
             except dist.DistBackendError as error:
                 message = str(error)
                 break
