@@ -1,13 +1,14 @@
-// pytorch 191618: the bound of a signal pad was off by the square of the ranks, so the first word behind the pad
-// passed for a channel.
+// pytorch 191618: the bound of a signal pad was off by the square of the ranks, so the first word
+// behind the pad passed for a channel.
 //
-// Right: every word through which ranks meet lies inside the page that was asked for, words of different purposes never
-// share a line, and what is beyond the last one is refused or never written. Shown on pages with guards around them.
+// Right: every word through which ranks meet lies inside the page that was asked for, words of
+// different purposes never share a line, and what is beyond the last one is refused or never
+// written. Shown on pages with guards around them.
+#include <gtest/gtest.h>
+
 #include <array>
 #include <cstring>
 #include <set>
-
-#include <gtest/gtest.h>
 
 #include "backend/engine/control_page.h"
 
@@ -29,7 +30,9 @@ class GuardedWindow : public Window {
   int64_t bytes() const override { return bytes_; }
   void* own() const override { return peer(0); }
   void* peer(int rank) const override {
-    return const_cast<char*>(reinterpret_cast<const char*>(pages_[static_cast<size_t>(rank)].data())) + kGuard;
+    return const_cast<char*>(
+               reinterpret_cast<const char*>(pages_[static_cast<size_t>(rank)].data())) +
+           kGuard;
   }
   bool guards_are_whole() const {
     for (size_t r = 0; r < pages_.size(); ++r) {
@@ -54,12 +57,13 @@ TEST(Pytorch191618, WordsLieInsideThePageOnLinesOfTheirOwn) {
       std::set<int64_t> lines;
       for (int counter = 0; counter < kControlCounterCount; ++counter) {
         for (int from = 0; from < ranks; ++from) {
-          const int64_t offset =
-              reinterpret_cast<char*>(page.word(owner, counter, from)) - static_cast<char*>(window->peer(owner));
+          const int64_t offset = reinterpret_cast<char*>(page.word(owner, counter, from)) -
+                                 static_cast<char*>(window->peer(owner));
           EXPECT_GE(offset, 0);
           EXPECT_LE(offset + 4, window->bytes());
           EXPECT_EQ(offset % 4, 0);
-          EXPECT_TRUE(lines.insert(offset / 64).second) << "counter " << counter << " from " << from;
+          EXPECT_TRUE(lines.insert(offset / 64).second)
+              << "counter " << counter << " from " << from;
         }
       }
     }
