@@ -42,7 +42,6 @@ def run_backend(name: str, job: Job, console: Console, letters: int) -> tuple[Re
         import tide
 
         report = str(tide.report(model))
-    trainer.compute_alone()
     if name == "tide":
         text = write_text(model, job, letters)
     dist.barrier()
@@ -119,7 +118,7 @@ def mib(count: int | None) -> float | None:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--steps",
-    default=60,
+    default=120,
     show_default=True,
     type=click.IntRange(2),
     help="Training steps on each backend.",

@@ -82,8 +82,18 @@ class Model(nn.Module):
         self.head = nn.Linear(shape.width, 256, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                last = name.endswith(("output.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / ((2 * shape.layers) ** 0.5 if last else 1))
+                nn.init.normal_(parameter, std=self._spread(name, parameter))
+
+    def _spread(self, name: str, parameter: nn.Parameter) -> float:
+        """Standard deviation at the start: one over the root of the inputs, less where blocks add
+        to the stream."""
+        if name.startswith("embedding"):
+            return 0.5
+        if name.startswith("head"):
+            return 0.02
+        added = name.endswith(("output.weight", "down.weight"))
+        terms = 2 * self.shape.layers if added else 1
+        return float((parameter.shape[1] * terms) ** -0.5)
 
     def forward(self, symbols: Tensor) -> Tensor:
         """symbols: (B, T) of 0..255. Returns logits (B, T, 256)."""

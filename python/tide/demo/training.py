@@ -92,6 +92,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1
         )
+        self.plain = Model(job.shape).bfloat16()
         self.result = Result(backend)
 
     def train(self, progress: Callable[[float], None]) -> None:
@@ -116,6 +117,8 @@ class Trainer:
                 dist.all_reduce(loss)
                 result.losses.append(loss.item() / job.world)
                 progress(result.losses[-1])
+                if step % max(1, job.steps // 10) == 0:
+                    self._compute_alone(step)
 
     def count(self) -> None:
         """One more step: layout copies by torch's profiler on rank 0, and bytes."""
@@ -140,17 +143,14 @@ class Trainer:
             result.gather_calls += clock.gathers[group]
             result.reduce_calls += clock.reduces[group]
 
-    def compute_alone(self, steps: int = 10) -> None:
+    def _compute_alone(self, step: int) -> None:
         """Times forward and backward of an unsharded bf16 model of this shape on every rank."""
-        plain = Model(self.job.shape).bfloat16()
-        for step in range(steps + 1):
-            dist.barrier()
-            start = time.perf_counter()
-            self._forward_backward(step, plain)
-            dist.barrier()
-            if step > 0:  # the first one is slower
-                self.result.alone_times.append(1e3 * (time.perf_counter() - start))
-            plain.zero_grad(set_to_none=True)
+        dist.barrier()
+        start = time.perf_counter()
+        self._forward_backward(step, self.plain)
+        dist.barrier()
+        self.result.alone_times.append(1e3 * (time.perf_counter() - start))
+        self.plain.zero_grad(set_to_none=True)
 
     def _forward_backward(self, step: int, model: nn.Module | None = None) -> float:
         job = self.job
