@@ -1,5 +1,5 @@
-// Changes the element type of runs of elements. The twin of cast.cc, bit for bit; lists as cuda_params.h says. Kernels
-// are named cast_<from>_<to>; equal types are a copy and have none.
+// Changes the element type of runs of elements. The twin of cast.cc, bit for bit; lists as
+// cuda_params.h says. Kernels are named cast_<from>_<to>; equal types are a copy and have none.
 #include "kernels/cuda_device.cuh"
 
 namespace tide::cuda {
@@ -20,7 +20,8 @@ struct Cast {
   using RawTo = typename Word<kToBytes>::Type;
 
   static __device__ void element(const char* from, char* to, int64_t i) {
-    store_element<To>(to + i * sizeof(To), convert<To>(load_element<From>(from + i * sizeof(From))));
+    store_element<To>(to + i * sizeof(To),
+                      convert<To>(load_element<From>(from + i * sizeof(From))));
   }
 
   static __device__ void tile(const uint64_t* block, int64_t tile, int64_t tiles) {
@@ -62,7 +63,7 @@ struct Cast {
     if (tile == tiles - 1 && tail < numel) element(from, to, tail);
   }
 
-    static __device__ void run(const List& list) {
+  static __device__ void run(const List& list) {
     const uint64_t* block = list.words;
     uint32_t left = list.head.blocks;
     uint64_t first_tile = 0;
@@ -73,15 +74,16 @@ struct Cast {
         --left;
       }
       if (left == 0) return;
-      tile(block, static_cast<int64_t>(at - first_tile), static_cast<int64_t>(block[kEndTile] - first_tile));
+      tile(block, static_cast<int64_t>(at - first_tile),
+           static_cast<int64_t>(block[kEndTile] - first_tile));
     }
   }
 };
 
-#define TIDE_CAST(from_name, from, to_name, to)                                                        \
-  extern "C" __global__ void __launch_bounds__(kThreads, 1)                                            \
-      cast_##from_name##_##to_name(const __grid_constant__ List list) {                                \
-    Cast<from, to>::run(list);                                                                         \
+#define TIDE_CAST(from_name, from, to_name, to)                         \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1)             \
+      cast_##from_name##_##to_name(const __grid_constant__ List list) { \
+    Cast<from, to>::run(list);                                          \
   }
 
 TIDE_CAST(fp32, float, bf16, BFloat)

@@ -1,10 +1,11 @@
 // The sum of accumulate.cu: walks a list of blocks; same order and rounding as accumulate.h.
 //
-// A thread adds vectors: as many elements as fit 16 bytes of the wider type, so that a warp's loads and its stores are
-// whole lines. 2, 4 and 8 slices have code of their own, without a branch between their loads: what one thread has under
-// way is then always kInFlightBytes, and 16 CTAs take in what 16 SMs can. Other numbers of slices go four at a time.
-// Slices whose vectors are not aligned are read as aligned words and shifted (the host leaves a vector's room at both
-// ends, so that no word reaches outside the slice).
+// A thread adds vectors: as many elements as fit 16 bytes of the wider type, so that a warp's loads
+// and its stores are whole lines. 2, 4 and 8 slices have code of their own, without a branch
+// between their loads: what one thread has under way is then always kInFlightBytes, and 16 CTAs
+// take in what 16 SMs can. Other numbers of slices go four at a time. Slices whose vectors are not
+// aligned are read as aligned words and shifted (the host leaves a vector's room at both ends, so
+// that no word reaches outside the slice).
 #pragma once
 
 #include <type_traits>
@@ -29,7 +30,9 @@ struct SumBlock {
         count(static_cast<int>(at[kSlices] & 0xffffffffu)),
         head(static_cast<int>(at[kSlices] >> 32) & 0xffff),
         misaligned((at[kSlices] & kMisaligned) != 0) {}
-  __device__ const char* slice(int s) const { return reinterpret_cast<const char*>(words[kAccumulateWords + s]); }
+  __device__ const char* slice(int s) const {
+    return reinterpret_cast<const char*>(words[kAccumulateWords + s]);
+  }
 };
 
 struct SumOptions {
@@ -37,7 +40,8 @@ struct SumOptions {
   bool add_to_output;
 
   __device__ explicit SumOptions(const ListHead& head)
-      : scale(poisoned(head) ? __uint_as_float(kQuietNan) : head.scale), add_to_output((head.flags & kAddToOutput) != 0) {}
+      : scale(poisoned(head) ? __uint_as_float(kQuietNan) : head.scale),
+        add_to_output((head.flags & kAddToOutput) != 0) {}
 
   template <bool kAdd, class Output>
   __device__ Output finish(float sum, Output before) const {
@@ -97,7 +101,8 @@ struct Accumulate {
 
   // kUnroll vectors of kCount slices from slice s on, all under way at once.
   template <int kCount, int kUnroll, bool kShifted>
-  static __device__ void load(Raw (&raw)[kCount][kUnroll], const SumBlock& block, int s, int64_t offset) {
+  static __device__ void load(Raw (&raw)[kCount][kUnroll], const SumBlock& block, int s,
+                              int64_t offset) {
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
       const char* from = block.slice(s + g) + offset;
@@ -114,7 +119,8 @@ struct Accumulate {
 
   // Exactly kCount slices.
   template <int kCount, int kUnroll, bool kAdd>
-  static __device__ void pass(const SumBlock& block, int64_t offset, char* to, const SumOptions& options) {
+  static __device__ void pass(const SumBlock& block, int64_t offset, char* to,
+                              const SumOptions& options) {
     Raw raw[kCount][kUnroll];
     load<kCount, kUnroll, false>(raw, block, 0, offset);
 #pragma unroll
@@ -127,7 +133,8 @@ struct Accumulate {
   }
 
   template <int kCount, int kUnroll, bool kShifted>
-  static __device__ void add_more(float (&sum)[kUnroll][kElements], const SumBlock& block, int s, int64_t offset) {
+  static __device__ void add_more(float (&sum)[kUnroll][kElements], const SumBlock& block, int s,
+                                  int64_t offset) {
     Raw raw[kCount][kUnroll];
     load<kCount, kUnroll, kShifted>(raw, block, s, offset);
 #pragma unroll
@@ -139,7 +146,8 @@ struct Accumulate {
 
   // Any number of slices, also none.
   template <int kUnroll, bool kShifted, bool kAdd>
-  static __device__ void pass_any(const SumBlock& block, int64_t offset, char* to, const SumOptions& options) {
+  static __device__ void pass_any(const SumBlock& block, int64_t offset, char* to,
+                                  const SumOptions& options) {
     float sum[kUnroll][kElements] = {};
     int s = 0;
 #pragma unroll 1
@@ -150,9 +158,11 @@ struct Accumulate {
     for (int u = 0; u < kUnroll; ++u) store<kAdd>(sum[u], to + u * kOutputStride, options);
   }
 
-  // Whole passes of kUnroll vectors a thread from `begin` on; returns where they end. kCount 0: any number.
+  // Whole passes of kUnroll vectors a thread from `begin` on; returns where they end. kCount 0: any
+  // number.
   template <int kCount, int kUnroll, bool kShifted, bool kAdd>
-  static __device__ int64_t passes(const SumBlock& block, int64_t begin, int64_t end, const SumOptions& options) {
+  static __device__ int64_t passes(const SumBlock& block, int64_t begin, int64_t end,
+                                   const SumOptions& options) {
     const int64_t slice_offset = static_cast<int64_t>(block.head) * sizeof(Slice);
     char* const to = block.to + static_cast<int64_t>(block.head) * sizeof(Output);
     constexpr int64_t kPass = static_cast<int64_t>(kThreads) * kUnroll;
@@ -161,34 +171,41 @@ struct Accumulate {
       const int64_t v = begin + threadIdx.x;
       if (kUnroll == 1 && v >= end) continue;
       if constexpr (kCount > 0) {
-        pass<kCount, kUnroll, kAdd>(block, slice_offset + v * kSliceBytes, to + v * kOutputBytes, options);
+        pass<kCount, kUnroll, kAdd>(block, slice_offset + v * kSliceBytes, to + v * kOutputBytes,
+                                    options);
       } else {
-        pass_any<kUnroll, kShifted, kAdd>(block, slice_offset + v * kSliceBytes, to + v * kOutputBytes, options);
+        pass_any<kUnroll, kShifted, kAdd>(block, slice_offset + v * kSliceBytes,
+                                          to + v * kOutputBytes, options);
       }
     }
     return begin;
   }
 
   template <int kCount, bool kAdd>
-  static __device__ void vectors(const SumBlock& block, int64_t begin, int64_t end, const SumOptions& options) {
+  static __device__ void vectors(const SumBlock& block, int64_t begin, int64_t end,
+                                 const SumOptions& options) {
     constexpr int kUnroll = kInFlightBytes / (kCount * kSliceBytes);
     begin = passes<kCount, kUnroll, false, kAdd>(block, begin, end, options);
-    if constexpr (kUnroll > 4) begin = passes<kCount, kUnroll / 4, false, kAdd>(block, begin, end, options);
+    if constexpr (kUnroll > 4)
+      begin = passes<kCount, kUnroll / 4, false, kAdd>(block, begin, end, options);
     passes<kCount, 1, false, kAdd>(block, begin, end, options);
   }
 
   static __device__ void element(const SumBlock& block, int64_t i, const SumOptions& options) {
     float sum = 0.0f;
     for (int s = 0; s < block.count; ++s) {
-      const float value = sum_float(load_element<Slice>(block.slice(s) + i * static_cast<int64_t>(sizeof(Slice))));
+      const float value =
+          sum_float(load_element<Slice>(block.slice(s) + i * static_cast<int64_t>(sizeof(Slice))));
       sum = s == 0 ? value : sum + value;
     }
     options.store_element<Output>(sum, block.to + i * static_cast<int64_t>(sizeof(Output)));
   }
 
   template <bool kAdd>
-  static __device__ void all_vectors(const SumBlock& block, int64_t begin, int64_t end, const SumOptions& options) {
-    // Pairs of types that nobody asks for at speed do without code of their own for each number of slices.
+  static __device__ void all_vectors(const SumBlock& block, int64_t begin, int64_t end,
+                                     const SumOptions& options) {
+    // Pairs of types that nobody asks for at speed do without code of their own for each number of
+    // slices.
     constexpr bool kFast = sizeof(Output) == 4 || std::is_same_v<Slice, Output>;
     if (block.misaligned) {
       begin = passes<0, 32 / kSliceBytes, true, kAdd>(block, begin, end, options);
@@ -204,8 +221,8 @@ struct Accumulate {
     passes<0, 1, false, kAdd>(block, begin, end, options);
   }
 
-  static __device__ void tile(const uint64_t* words, int64_t tile, int64_t tiles, int64_t tile_vectors,
-                              const SumOptions& options) {
+  static __device__ void tile(const uint64_t* words, int64_t tile, int64_t tiles,
+                              int64_t tile_vectors, const SumOptions& options) {
     const SumBlock block(words);
     const int64_t begin = tile * tile_vectors;
     const int64_t end = min(block.vectors, begin + tile_vectors);
@@ -228,7 +245,7 @@ struct Accumulate {
     for (; i < tail_end; i += kThreads) element(block, i, options);
   }
 
-    static __device__ void run(const List& list) {
+  static __device__ void run(const List& list) {
     const SumOptions options(list.head);
     const int64_t tile_vectors = list.head.tile_vectors;
     const uint64_t* block = list.words;
@@ -241,8 +258,8 @@ struct Accumulate {
         --left;
       }
       if (left == 0) return;
-      tile(block, static_cast<int64_t>(at - first_tile), static_cast<int64_t>(block[kEndTile] - first_tile), tile_vectors,
-           options);
+      tile(block, static_cast<int64_t>(at - first_tile),
+           static_cast<int64_t>(block[kEndTile] - first_tile), tile_vectors, options);
     }
   }
 };

@@ -1,5 +1,5 @@
-// Device functions that the kernels share: loads and stores of 2 to 16 bytes at any alignment, and the conversions of
-// float_bits.h, bit for bit. All inline PTX of the project is in this file.
+// Device functions that the kernels share: loads and stores of 2 to 16 bytes at any alignment, and
+// the conversions of float_bits.h, bit for bit. All inline PTX of the project is in this file.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -18,7 +18,9 @@ struct BFloat {
 constexpr uint32_t kQuietNan = 0x7fc00000u;
 
 __device__ inline float to_float(float value) { return value; }
-__device__ inline float to_float(BFloat value) { return __uint_as_float(uint32_t{value.bits} << 16); }
+__device__ inline float to_float(BFloat value) {
+  return __uint_as_float(uint32_t{value.bits} << 16);
+}
 __device__ inline float to_float(Half value) {
   const uint32_t bits = value.bits;
   if ((bits & 0x7fffu) > 0x7c00u) {  // the hardware's conversion would drop the payload
@@ -52,7 +54,8 @@ __device__ inline Half from_float<Half>(float value) {
   const uint32_t bits = __float_as_uint(value);
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) {
-    return {static_cast<uint16_t>(((bits >> 16) & 0x8000u) | 0x7e00u | ((magnitude >> 13) & 0x3ffu))};
+    return {
+        static_cast<uint16_t>(((bits >> 16) & 0x8000u) | 0x7e00u | ((magnitude >> 13) & 0x3ffu))};
   }
   return {__half_as_ushort(__float2half_rn(value))};
 }
@@ -60,8 +63,8 @@ template <>
 __device__ inline double from_float<double>(float value) {
   const uint32_t bits = __float_as_uint(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) {
-    return __longlong_as_double(static_cast<long long>((uint64_t{bits >> 31} << 63) | 0x7ff8000000000000ull |
-                                                       (uint64_t{bits & 0x3fffffu} << 29)));
+    return __longlong_as_double(static_cast<long long>(
+        (uint64_t{bits >> 31} << 63) | 0x7ff8000000000000ull | (uint64_t{bits & 0x3fffffu} << 29)));
   }
   return static_cast<double>(value);
 }
@@ -95,7 +98,9 @@ __device__ inline bool poisoned(const ListHead& head) {
   return head.poison != nullptr && *reinterpret_cast<const volatile uint32_t*>(head.poison) != 0;
 }
 
-__device__ inline float canonical(float value) { return value != value ? __uint_as_float(kQuietNan) : value; }
+__device__ inline float canonical(float value) {
+  return value != value ? __uint_as_float(kQuietNan) : value;
+}
 
 // Unsigned types by size, for whole accesses. Streaming: every byte is used once.
 template <int kBytes>
@@ -188,14 +193,17 @@ __device__ inline void store_element(char* to, T value) {
   for (int i = 0; i < static_cast<int>(sizeof(T)); ++i) to[i] = static_cast<char>(bytes[i]);
 }
 
-// Elements before the first whole vector of an output; its address is a multiple of the element size.
+// Elements before the first whole vector of an output; its address is a multiple of the element
+// size.
 template <class T, int kNumel>
 __device__ inline int64_t head_numel(const char* to) {
   constexpr uint32_t kBytes = kNumel * sizeof(T);
-  return static_cast<int64_t>((kBytes - reinterpret_cast<uintptr_t>(to) % kBytes) % kBytes / sizeof(T));
+  return static_cast<int64_t>((kBytes - reinterpret_cast<uintptr_t>(to) % kBytes) % kBytes /
+                              sizeof(T));
 }
 
-// 8 or 16 bytes from any address, as one or two aligned words; touches less than a word before and behind them.
+// 8 or 16 bytes from any address, as one or two aligned words; touches less than a word before and
+// behind them.
 template <int kBytes>
 __device__ inline typename Word<kBytes>::Type load_shifted(const char* from) {
   constexpr int kWords = kBytes / 4;
@@ -218,14 +226,16 @@ __device__ inline typename Word<kBytes>::Type load_shifted(const char* from) {
   }
   uint32_t result[kWords];
 #pragma unroll
-  for (int w = 0; w < kWords; ++w) result[w] = __funnelshift_r(from_first[w], from_first[w + 1], shift % 4 * 8);
+  for (int w = 0; w < kWords; ++w)
+    result[w] = __funnelshift_r(from_first[w], from_first[w + 1], shift % 4 * 8);
   typename Word<kBytes>::Type value;
   memcpy(&value, result, kBytes);
   return value;
 }
 
 #if __CUDA_ARCH__ >= 900
-// The sum over all members of a multicast object, formed by the switch. `from` is a multicast address.
+// The sum over all members of a multicast object, formed by the switch. `from` is a multicast
+// address.
 __device__ inline float4 multicast_sum_4(const char* from) {
   float4 sum;
   asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0,%1,%2,%3}, [%4];"
@@ -236,7 +246,10 @@ __device__ inline float4 multicast_sum_4(const char* from) {
 }
 __device__ inline float multicast_sum(const char* from) {
   float sum;
-  asm volatile("multimem.ld_reduce.relaxed.sys.global.add.f32 %0, [%1];" : "=f"(sum) : "l"(from) : "memory");
+  asm volatile("multimem.ld_reduce.relaxed.sys.global.add.f32 %0, [%1];"
+               : "=f"(sum)
+               : "l"(from)
+               : "memory");
   return sum;
 }
 #endif

@@ -1,13 +1,16 @@
 #include "kernels/cuda_images.h"
 
-// TIDE_CUDA_IMAGE_FOLDER is set by kernels/cuda.cmake where nvcc was found: the folder with <name>.fatbin.
+// TIDE_CUDA_IMAGE_FOLDER is set by kernels/cuda.cmake where nvcc was found: the folder with
+// <name>.fatbin.
 #ifdef TIDE_CUDA_IMAGE_FOLDER
-#define TIDE_IMAGE(name)                                             \
-  asm(".pushsection .rodata\n"                                       \
-      ".balign 16\n"                                                 \
-      "tide_cuda_image_" name ":\n"                                  \
-      ".incbin \"" TIDE_CUDA_IMAGE_FOLDER "/" name ".fatbin\"\n"     \
-      ".balign 16\n"                                                 \
+#define TIDE_IMAGE(name)                           \
+  asm(".pushsection .rodata\n"                     \
+      ".balign 16\n"                               \
+      "tide_cuda_image_" name                      \
+      ":\n"                                        \
+      ".incbin \"" TIDE_CUDA_IMAGE_FOLDER "/" name \
+      ".fatbin\"\n"                                \
+      ".balign 16\n"                               \
       ".popsection\n")
 TIDE_IMAGE("accumulate");
 TIDE_IMAGE("cast");
@@ -31,7 +34,8 @@ Result<std::vector<KernelImage>> kernel_images() {
                                   {"pack", tide_cuda_image_pack}};
 #else
   return Status(ErrorKind::kUnsupported,
-                "this build of tide has no CUDA kernels: nvcc was not found when it was built (install the CUDA "
+                "this build of tide has no CUDA kernels: nvcc was not found when it was built "
+                "(install the CUDA "
                 "toolkit 13 or set TIDE_NVCC, and build again)");
 #endif
 }

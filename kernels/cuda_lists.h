@@ -1,8 +1,8 @@
-// Writes the lists that the CUDA kernels walk (cuda_params.h) from the blocks of fabric.h. Host code, no driver: it
-// builds and is tested everywhere.
+// Writes the lists that the CUDA kernels walk (cuda_params.h) from the blocks of fabric.h. Host
+// code, no driver: it builds and is tested everywhere.
 //
-// A list has room for some hundreds of blocks; append returns false when the next block does not fit, and the caller
-// launches what it has and begins anew.
+// A list has room for some hundreds of blocks; append returns false when the next block does not
+// fit, and the caller launches what it has and begins anew.
 #pragma once
 
 #include <string>
@@ -18,16 +18,20 @@ class ListBuilder {
   ListBuilder() { clear(); }
   void clear();
   bool empty() const { return list_.head.blocks == 0; }
-    void* parameters() { return &list_; }
+  void* parameters() { return &list_; }
   const List& list() const { return list_; }
   uint64_t tiles() const { return tiles_; }
   // CTAs worth launching, at most `most`.
-  unsigned ctas(unsigned most) const { return static_cast<unsigned>(tiles_ < most ? tiles_ : most); }
-  // Sums, before the first append: tiles of this list are small, so that little work still reaches all CTAs.
+  unsigned ctas(unsigned most) const {
+    return static_cast<unsigned>(tiles_ < most ? tiles_ : most);
+  }
+  // Sums, before the first append: tiles of this list are small, so that little work still reaches
+  // all CTAs.
   void use_small_tiles() { list_.head.tile_vectors = kSmallTileVectors; }
   void set_poison(const uint32_t* word) { list_.head.poison = word; }
 
-  // The block's sum and, in write mode, the zeros behind it. One list has one pair of types and one set of options.
+  // The block's sum and, in write mode, the zeros behind it. One list has one pair of types and one
+  // set of options.
   bool append(const AccumulateBlock& block, const AccumulateOptions& options);
   bool append(const CastBlock& block);
   // Empty rectangles vanish.
@@ -39,7 +43,8 @@ class ListBuilder {
  private:
   void set_options(DType output, const AccumulateOptions& options);
   uint64_t* begin_block(int words, uint64_t tiles, void* to, int64_t numel);
-  void append_sum(const AccumulateBlock& block, void* to, int64_t numel, const void* const* slices, int count);
+  void append_sum(const AccumulateBlock& block, void* to, int64_t numel, const void* const* slices,
+                  int count);
 
   List list_;
   int words_ = 0;

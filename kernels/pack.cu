@@ -1,8 +1,10 @@
-// Moves many small rectangles of bytes in one launch: pack (pieces to one run), unpack, and own copies too small for a
-// copy call each. The twin of copy.cc. Lists as cuda_params.h says; the kernel is pack.
+// Moves many small rectangles of bytes in one launch: pack (pieces to one run), unpack, and own
+// copies too small for a copy call each. The twin of copy.cc. Lists as cuda_params.h says; the
+// kernel is pack.
 //
-// A row is cut into units: unit 0 is the bytes before the first multiple of 16 of the destination (often none), each
-// later unit 16 bytes, so that every store of a whole unit is aligned. Consecutive threads take consecutive units.
+// A row is cut into units: unit 0 is the bytes before the first multiple of 16 of the destination
+// (often none), each later unit 16 bytes, so that every store of a whole unit is aligned.
+// Consecutive threads take consecutive units.
 #include "kernels/cuda_device.cuh"
 
 namespace tide::cuda {
@@ -63,7 +65,8 @@ struct Rectangle {
     split(unit, per_row, &row, &column);
     char* row_to = to + row * to_pitch;
     const char* row_from = from + row * from_pitch;
-    const int64_t head = min(static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(row_to) % 16) % 16), row_bytes);
+    const int64_t head =
+        min(static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(row_to) % 16) % 16), row_bytes);
     const int64_t begin = column == 0 ? 0 : head + (column - 1) * kPackBytes;
     const int64_t end = column == 0 ? head : min(begin + kPackBytes, row_bytes);
     if (column > 0 && begin + kPackBytes == end) {
@@ -88,7 +91,8 @@ __device__ void run(const List& list) {
     const Rectangle rectangle(block);
     const int64_t per_row = rectangle.units_per_row();
     const int64_t units = per_row * rectangle.rows;
-    const int64_t first = static_cast<int64_t>(at - first_tile) * kThreads * kPackUnroll + threadIdx.x;
+    const int64_t first =
+        static_cast<int64_t>(at - first_tile) * kThreads * kPackUnroll + threadIdx.x;
     if (rectangle.fits) {
       rectangle.move_whole(first, units);
     } else {
@@ -102,6 +106,8 @@ __device__ void run(const List& list) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) pack(const __grid_constant__ List list) { run(list); }
+extern "C" __global__ void __launch_bounds__(kThreads, 1) pack(const __grid_constant__ List list) {
+  run(list);
+}
 
 }  // namespace tide::cuda

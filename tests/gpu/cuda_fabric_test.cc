@@ -1,5 +1,5 @@
-// The CUDA fabric on a GPU: ranks are processes that share GPU 0 (or use one each where there are several). The parent
-// never touches CUDA, so that its children may.
+// The CUDA fabric on a GPU: ranks are processes that share GPU 0 (or use one each where there are
+// several). The parent never touches CUDA, so that its children may.
 #include "transports/cuda/cuda_fabric.h"
 
 #include <gmock/gmock.h>
@@ -39,7 +39,8 @@ struct Rank {
   std::unique_ptr<CudaFabric> fabric;
   std::shared_ptr<Window> window;
 
-  Rank(int rank, int size, KeyValueStore& store, int64_t window_bytes, const std::string& group = "test") {
+  Rank(int rank, int size, KeyValueStore& store, int64_t window_bytes,
+       const std::string& group = "test") {
     const auto& loaded = driver();
     EXPECT_TRUE(loaded.is_ok()) << loaded.status().to_string();
     if (!loaded) return;
@@ -88,13 +89,14 @@ class CudaFabricOnOneGpu : public testing::Test {
   }
 };
 
-// A ring: every round pushes new bytes in many pieces, rows and one bulk piece; the receiver moves them on as soon as they
-// are signalled. Early or late signals show as wrong bytes.
+// A ring: every round pushes new bytes in many pieces, rows and one bulk piece; the receiver moves
+// them on as soon as they are signalled. Early or late signals show as wrong bytes.
 TEST_P(CudaFabricOnGpu, DataComesBeforeItsSignal) {
   const int ranks = GetParam();
   on_ranks(ranks, [ranks](int rank, KeyValueStore& store) {
     constexpr int kRounds = 60;
-    constexpr int64_t kPieces = 200, kPieceBytes = 1016, kRows = 64, kRowBytes = 512, kBulk = 3 << 20;
+    constexpr int64_t kPieces = 200, kPieceBytes = 1016, kRows = 64, kRowBytes = 512,
+                      kBulk = 3 << 20;
     constexpr int64_t kRoundBytes = kPieces * kPieceBytes + kRows * kRowBytes + kBulk;
     constexpr int64_t kAt = 1 << 16;
     Rank r(rank, ranks, store, kAt + kRoundBytes * 2);
@@ -116,15 +118,23 @@ TEST_P(CudaFabricOnGpu, DataComesBeforeItsSignal) {
         blocks.push_back({slot + p * kPieceBytes, data + p * kPieceBytes, 1, kPieceBytes, 0, 0});
       }
       const int64_t rows = kPieces * kPieceBytes;
-      blocks.push_back({slot + rows, data + rows, kRows / 2, kRowBytes, 2 * kRowBytes, 2 * kRowBytes});
-      blocks.push_back({slot + rows + kRowBytes, data + rows + kRowBytes, kRows / 2, kRowBytes, 2 * kRowBytes, 2 * kRowBytes});
-      blocks.push_back({slot + rows + kRows * kRowBytes, data + rows + kRows * kRowBytes, 1, kBulk, 0, 0});
-      ASSERT_TRUE(r.fabric->wait(0, r.own(32 + to), round - 2 + (round == 1), guard_of()).is_ok());  // the slot is free
+      blocks.push_back(
+          {slot + rows, data + rows, kRows / 2, kRowBytes, 2 * kRowBytes, 2 * kRowBytes});
+      blocks.push_back({slot + rows + kRowBytes, data + rows + kRowBytes, kRows / 2, kRowBytes,
+                        2 * kRowBytes, 2 * kRowBytes});
+      blocks.push_back(
+          {slot + rows + kRows * kRowBytes, data + rows + kRows * kRowBytes, 1, kBulk, 0, 0});
+      ASSERT_TRUE(r.fabric->wait(0, r.own(32 + to), round - 2 + (round == 1), guard_of())
+                      .is_ok());  // the slot is free
       ASSERT_TRUE(r.fabric->copy(0, blocks.data(), static_cast<int>(blocks.size())).is_ok());
       ASSERT_TRUE(r.fabric->signal(0, r.at(to, rank), round).is_ok());
       ASSERT_TRUE(r.fabric->wait(1, r.own(from), round, guard_of()).is_ok());
       const CopyBlock out = {result.get() + (round - 1) * kRoundBytes,
-                             static_cast<char*>(r.window->own()) + kAt + (round % 2) * kRoundBytes, 1, kRoundBytes, 0, 0};
+                             static_cast<char*>(r.window->own()) + kAt + (round % 2) * kRoundBytes,
+                             1,
+                             kRoundBytes,
+                             0,
+                             0};
       ASSERT_TRUE(r.fabric->copy(1, &out, 1).is_ok());
       ASSERT_TRUE(r.fabric->signal(1, r.at(from, 32 + rank), round).is_ok());
     }
@@ -146,7 +156,8 @@ TEST_P(CudaFabricOnGpu, AReduceOfAllRanksIsTheProcessorsBitForBit) {
     const auto gradient_of = [&](int owner) {
       std::mt19937_64 random(static_cast<uint64_t>(owner) + 11);
       std::vector<uint16_t> values(static_cast<size_t>(kNumel * ranks));
-      for (uint16_t& value : values) value = static_cast<uint16_t>(0x3c00 + random() % 0x800 + (random() % 2) * 0x8000);
+      for (uint16_t& value : values)
+        value = static_cast<uint16_t>(0x3c00 + random() % 0x800 + (random() % 2) * 0x8000);
       return values;
     };
     const std::vector<uint16_t> gradient = gradient_of(rank);
@@ -155,7 +166,11 @@ TEST_P(CudaFabricOnGpu, AReduceOfAllRanksIsTheProcessorsBitForBit) {
     for (int k = 1; k < ranks; ++k) {
       const int owner = (rank + k) % ranks;
       const CopyBlock block = {static_cast<char*>(r.window->peer(owner)) + kAt + rank * kSlice,
-                               device_gradient.get() + owner * kNumel * 2, 1, kNumel * 2, 0, 0};
+                               device_gradient.get() + owner * kNumel * 2,
+                               1,
+                               kNumel * 2,
+                               0,
+                               0};
       ASSERT_TRUE(r.fabric->copy(2, &block, 1).is_ok());
       ASSERT_TRUE(r.fabric->signal(2, r.at(owner, rank), 1).is_ok());
     }
@@ -176,7 +191,9 @@ TEST_P(CudaFabricOnGpu, AReduceOfAllRanksIsTheProcessorsBitForBit) {
     for (int peer = 0; peer < ranks; ++peer) all.push_back(gradient_of(peer));
     std::vector<float> expected(kNumel);
     AccumulateBlock twin = sum;
-    for (int peer = 0; peer < ranks; ++peer) twin.slices[static_cast<size_t>(peer)] = all[static_cast<size_t>(peer)].data() + rank * kNumel;
+    for (int peer = 0; peer < ranks; ++peer)
+      twin.slices[static_cast<size_t>(peer)] =
+          all[static_cast<size_t>(peer)].data() + rank * kNumel;
     twin.output = expected.data();
     ASSERT_TRUE(accumulate_block(twin, options).is_ok());
     EXPECT_EQ(std::memcmp(shard.read().data(), expected.data(), expected.size() * 4), 0);
@@ -184,8 +201,8 @@ TEST_P(CudaFabricOnGpu, AReduceOfAllRanksIsTheProcessorsBitForBit) {
   });
 }
 
-// The user's thread sits in the driver's free (which waits for the device) while a stream waits for a peer that never
-// signals: poison must release both.
+// The user's thread sits in the driver's free (which waits for the device) while a stream waits for
+// a peer that never signals: poison must release both.
 TEST_F(CudaFabricOnOneGpu, PoisonReleasesAThreadThatSitsInFree) {
   on_ranks(2, [](int rank, KeyValueStore& store) {
     Rank r(rank, 2, store, 1 << 16);

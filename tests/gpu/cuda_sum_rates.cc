@@ -1,5 +1,7 @@
-// Rates of the sum, as ratios to a kernel that only reads with the same CTAs, in one run: JSON on standard output.
-//   cuda_sum_rates read_only.cubin [accumulate.fatbin]     the second replaces the kernels of this build
+// Rates of the sum, as ratios to a kernel that only reads with the same CTAs, in one run: JSON on
+// standard output.
+//   cuda_sum_rates read_only.cubin [accumulate.fatbin]     the second replaces the kernels of this
+//   build
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -40,7 +42,9 @@ struct Bench {
 int run(int arguments, char** argument) {
   const auto& loaded = driver();
   if (!loaded || arguments < 2) {
-    std::fprintf(stderr, "%s\n", loaded ? "usage: cuda_sum_rates read_only.cubin" : loaded.status().to_string().c_str());
+    std::fprintf(
+        stderr, "%s\n",
+        loaded ? "usage: cuda_sum_rates read_only.cubin" : loaded.status().to_string().c_str());
     return loaded ? 2 : 77;
   }
   Bench bench;
@@ -71,7 +75,10 @@ int run(int arguments, char** argument) {
   api.set_words(output.address(), 0, kBytes / 4, bench.stream);
   char name[128] = {};
   api.device_name(name, sizeof(name) - 1, 0);
-  std::printf("{\"gpu\": \"%s\", \"cuda_driver\": %d, \"command\": \"ci/device rates\", \"slice_bytes\": %zu, ", name, api.version, kBytes);
+  std::printf(
+      "{\"gpu\": \"%s\", \"cuda_driver\": %d, \"command\": \"ci/device rates\", \"slice_bytes\": "
+      "%zu, ",
+      name, api.version, kBytes);
   std::printf("\"threads\": %d, \"in_flight\": %d, \"rows\": [\n", kThreads, kInFlightBytes);
   const auto function_of = [&](const std::string& name) {
     Function function = nullptr;
@@ -91,7 +98,8 @@ int run(int arguments, char** argument) {
       void* copying[] = {&from, &vectors, &to};
       const auto rate = [&](Function function, void** parameters, double bytes) {
         const double us = bench.median_us([&] {
-          TIDE_EXPECT_CUDA(api.launch(function, ctas, 1, 1, threads, 1, 1, 0, bench.stream, parameters, nullptr));
+          TIDE_EXPECT_CUDA(api.launch(function, ctas, 1, 1, threads, 1, 1, 0, bench.stream,
+                                      parameters, nullptr));
         });
         return bytes / us / 1000;
       };
@@ -102,10 +110,12 @@ int run(int arguments, char** argument) {
       for (DType slice : {DType::kBFloat16, DType::kFloat32}) {
         for (DType out : {DType::kFloat32, DType::kBFloat16}) {
           if (slice == DType::kFloat32 && out == DType::kBFloat16) continue;
-          for (int mode = 0; mode < 3; ++mode) {  // write; add; write with one slice off by an element
+          for (int mode = 0; mode < 3;
+               ++mode) {  // write; add; write with one slice off by an element
             if (ctas != 16 && (mode != 0 || ranks == 16 || ranks == 4)) continue;
             const int64_t slice_bytes = static_cast<int64_t>(kBytes) / ranks;
-            const int64_t numel = std::min<int64_t>(slice_bytes / dtype_bytes(slice) - 64, kBytes / 4);
+            const int64_t numel =
+                std::min<int64_t>(slice_bytes / dtype_bytes(slice) - 64, kBytes / 4);
             AccumulateBlock block;
             for (int r = 0; r < ranks; ++r) {
               const int64_t shift = mode == 2 && r == ranks - 1 ? dtype_bytes(slice) : 0;
@@ -123,12 +133,23 @@ int run(int arguments, char** argument) {
             const Function function = function_of(accumulate_kernel(slice));
             void* parameters[] = {list.parameters()};
             const double us = bench.median_us([&] {
-              TIDE_EXPECT_CUDA(api.launch(function, list.ctas(ctas), 1, 1, kThreads, 1, 1, 0, bench.stream, parameters, nullptr));
+              TIDE_EXPECT_CUDA(api.launch(function, list.ctas(ctas), 1, 1, kThreads, 1, 1, 0,
+                                          bench.stream, parameters, nullptr));
             });
-            const double bytes = static_cast<double>(numel) * (ranks * dtype_bytes(slice) + dtype_bytes(out) * (mode == 1 ? 2 : 1));
-            std::printf("%s{\"ctas\": %u, \"ranks\": %d, \"slice\": \"%s\", \"output\": \"%s\", \"mode\": \"%s\", \"gb_s\": %.0f, "
-                        "\"read_only_gb_s\": %.0f, \"copy_gb_s\": %.0f, \"ratio\": %.3f, \"ratio_to_copy\": %.3f}", first ? "" : ",\n", ctas, ranks, dtype_name(slice), dtype_name(out),
-                        mode == 0 ? "write" : mode == 1 ? "add" : "odd", bytes / us / 1000, read_rate, copy_rate, bytes / us / 1000 / read_rate, bytes / us / 1000 / copy_rate);
+            const double bytes =
+                static_cast<double>(numel) *
+                (ranks * dtype_bytes(slice) + dtype_bytes(out) * (mode == 1 ? 2 : 1));
+            std::printf(
+                "%s{\"ctas\": %u, \"ranks\": %d, \"slice\": \"%s\", \"output\": \"%s\", \"mode\": "
+                "\"%s\", \"gb_s\": %.0f, "
+                "\"read_only_gb_s\": %.0f, \"copy_gb_s\": %.0f, \"ratio\": %.3f, "
+                "\"ratio_to_copy\": %.3f}",
+                first ? "" : ",\n", ctas, ranks, dtype_name(slice), dtype_name(out),
+                mode == 0   ? "write"
+                : mode == 1 ? "add"
+                            : "odd",
+                bytes / us / 1000, read_rate, copy_rate, bytes / us / 1000 / read_rate,
+                bytes / us / 1000 / copy_rate);
             first = false;
           }
         }
@@ -149,11 +170,15 @@ int run(int arguments, char** argument) {
     void* parameters[] = {list.parameters()};
     api.stream_synchronize(bench.stream);
     const auto start = Clock::now();
-    for (int i = 0; i < 200; ++i) api.launch(function, 16, 1, 1, kThreads, 1, 1, 0, bench.stream, parameters, nullptr);
-    const double host = std::chrono::duration<double, std::micro>(Clock::now() - start).count() / 200;
+    for (int i = 0; i < 200; ++i)
+      api.launch(function, 16, 1, 1, kThreads, 1, 1, 0, bench.stream, parameters, nullptr);
+    const double host =
+        std::chrono::duration<double, std::micro>(Clock::now() - start).count() / 200;
     api.stream_synchronize(bench.stream);
-    const double all = std::chrono::duration<double, std::micro>(Clock::now() - start).count() / 200;
-    std::printf("%s\"%d blocks\": {\"host\": %.2f, \"with_device\": %.2f}", blocks == 1 ? "" : ", ", blocks, host, all);
+    const double all =
+        std::chrono::duration<double, std::micro>(Clock::now() - start).count() / 200;
+    std::printf("%s\"%d blocks\": {\"host\": %.2f, \"with_device\": %.2f}", blocks == 1 ? "" : ", ",
+                blocks, host, all);
   }
   std::printf("}}\n");
   return testing::Test::HasFailure() ? 1 : 0;

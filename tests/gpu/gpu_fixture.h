@@ -1,5 +1,6 @@
-// What the GPU tests share: the primary context of GPU 0, plain device memory (cudaMalloc's kind, so that
-// compute-sanitizer sees its bounds), copies from and to it, and the skip when there is no GPU.
+// What the GPU tests share: the primary context of GPU 0, plain device memory (cudaMalloc's kind,
+// so that compute-sanitizer sees its bounds), copies from and to it, and the skip when there is no
+// GPU.
 #pragma once
 
 #include <dlfcn.h>
@@ -56,7 +57,9 @@ class DeviceBytes {
   char* get() const { return reinterpret_cast<char*>(pointer_); }
   DevicePointer address() const { return pointer_; }
   size_t size() const { return bytes_; }
-  void write(const void* from) const { TIDE_EXPECT_CUDA(TestCalls::get().to_device(pointer_, from, bytes_)); }
+  void write(const void* from) const {
+    TIDE_EXPECT_CUDA(TestCalls::get().to_device(pointer_, from, bytes_));
+  }
   std::vector<std::byte> read() const {
     std::vector<std::byte> bytes(bytes_);
     TIDE_EXPECT_CUDA(TestCalls::get().to_host(bytes.data(), pointer_, bytes_));

@@ -27,7 +27,8 @@ constexpr size_t kMostPieces = 128;
 
 char* host(DevicePointer pointer) { return reinterpret_cast<char*>(pointer); }
 bool reached(DevicePointer word, uint32_t value) {
-  return static_cast<int32_t>(std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(word)).load() - value) >= 0;
+  return static_cast<int32_t>(std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(word)).load() -
+                              value) >= 0;
 }
 void store(DevicePointer word, uint32_t value) {
   std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(word)).store(value);
@@ -37,7 +38,8 @@ thread_local std::map<int, Context> current_contexts;  // by process
 
 class FakeStream {
  public:
-  explicit FakeStream(const std::atomic<bool>& ending) : ending_(ending), thread_([this] { run(); }) {}
+  explicit FakeStream(const std::atomic<bool>& ending)
+      : ending_(ending), thread_([this] { run(); }) {}
   ~FakeStream() {
     {
       std::lock_guard lock(mutex_);
@@ -88,17 +90,24 @@ class FakeStream {
 // What a list's kernel does, by the processor's kernels.
 void run_list(const std::string& name, const List& list) {
   const uint64_t* block = list.words;
-  const bool poisoned = list.head.poison != nullptr && std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(list.head.poison)).load() != 0;
+  const bool poisoned =
+      list.head.poison != nullptr &&
+      std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(list.head.poison)).load() != 0;
   for (uint32_t b = 0; b < list.head.blocks; ++b) {
     void* to = reinterpret_cast<void*>(block[kTo]);
     const auto numel = static_cast<int64_t>(block[kNumel]);
     if (name.starts_with("accumulate_")) {
       AccumulateBlock sum;
-      sum.slice_dtype = name.ends_with("bf16") ? DType::kBFloat16 : name.ends_with("fp16") ? DType::kFloat16 : DType::kFloat32;
+      sum.slice_dtype = name.ends_with("bf16")   ? DType::kBFloat16
+                        : name.ends_with("fp16") ? DType::kFloat16
+                                                 : DType::kFloat32;
       const uint32_t output = list.head.flags & kOutputMask;
-      sum.output_dtype = output == kOutputFp32 ? DType::kFloat32 : output == kOutputBf16 ? DType::kBFloat16 : DType::kFloat16;
+      sum.output_dtype = output == kOutputFp32   ? DType::kFloat32
+                         : output == kOutputBf16 ? DType::kBFloat16
+                                                 : DType::kFloat16;
       const uint64_t count = block[kSlices] & 0xffffffffu;
-      for (uint64_t s = 0; s < count; ++s) sum.slices.push_back(reinterpret_cast<const void*>(block[kAccumulateWords + s]));
+      for (uint64_t s = 0; s < count; ++s)
+        sum.slices.push_back(reinterpret_cast<const void*>(block[kAccumulateWords + s]));
       sum.output = to;
       sum.numel = count == 0 ? 0 : numel;
       sum.pad_numel = count == 0 ? numel : 0;
@@ -114,12 +123,17 @@ void run_list(const std::string& name, const List& list) {
       block += kAccumulateWords + count;
     } else if (name.starts_with("cast_")) {
       const auto type = [&](const std::string& part) {
-        return part == "bf16" ? DType::kBFloat16 : part == "fp16" ? DType::kFloat16 : part == "fp32" ? DType::kFloat32 : DType::kFloat64;
+        return part == "bf16"   ? DType::kBFloat16
+               : part == "fp16" ? DType::kFloat16
+               : part == "fp32" ? DType::kFloat32
+                                : DType::kFloat64;
       };
-      (void)cast_block({to, reinterpret_cast<const void*>(block[kFrom]), numel, type(name.substr(10, 4)), type(name.substr(5, 4))});
+      (void)cast_block({to, reinterpret_cast<const void*>(block[kFrom]), numel,
+                        type(name.substr(10, 4)), type(name.substr(5, 4))});
       block += kCastWords;
     } else {
-      copy_block({to, reinterpret_cast<const void*>(block[kFrom]), static_cast<int64_t>(block[kRows] & ~kFits16), numel,
+      copy_block({to, reinterpret_cast<const void*>(block[kFrom]),
+                  static_cast<int64_t>(block[kRows] & ~kFits16), numel,
                   static_cast<int64_t>(block[kToPitch]), static_cast<int64_t>(block[kFromPitch])});
       block += kPackWords;
     }
@@ -136,7 +150,8 @@ class FakeDriver::State {
   std::map<DevicePointer, std::pair<size_t, int>> reserved;      // bytes, process
   std::map<DevicePointer, std::pair<size_t, bool>> mappings;     // bytes, imported
   std::map<Stream, std::unique_ptr<FakeStream>> streams;
-  std::vector<std::unique_ptr<FakeStream>> graveyard;  // destroyed with work left: they end with the driver
+  std::vector<std::unique_ptr<FakeStream>>
+      graveyard;  // destroyed with work left: they end with the driver
   std::map<Event, std::shared_ptr<std::atomic<bool>>> events;
   std::set<void*> host_memory;
   std::vector<std::unique_ptr<std::string>> kernels;
@@ -182,15 +197,17 @@ std::string FakeDriver::misuses() const {
 
 int FakeDriver::live_objects() const {
   std::lock_guard lock(state_->mutex);
-  return static_cast<int>(state_->allocations.size() + state_->reserved.size() + state_->mappings.size() +
-                          state_->streams.size() + state_->host_memory.size());
+  return static_cast<int>(state_->allocations.size() + state_->reserved.size() +
+                          state_->mappings.size() + state_->streams.size() +
+                          state_->host_memory.size());
 }
 
 DriverApi FakeDriver::api(int process) {
   DriverApi api;
   State* const state = state_.get();
   api.version = 13000;
-  const auto enqueue = [this, state, process](Stream handle, const char* call, std::function<bool()> task) -> Code {
+  const auto enqueue = [this, state, process](Stream handle, const char* call,
+                                              std::function<bool()> task) -> Code {
     (void)this;
     if (current_contexts[process] == nullptr) {
       state->misuse(std::string(call) + " without a current context");
@@ -270,7 +287,9 @@ DriverApi FakeDriver::api(int process) {
     if (!gone->idle()) state->graveyard.push_back(std::move(gone));
     return kSuccess;
   };
-  api.stream_query = [state](Stream stream) { return state->stream(stream)->idle() ? kSuccess : kNotReady; };
+  api.stream_query = [state](Stream stream) {
+    return state->stream(stream)->idle() ? kSuccess : kNotReady;
+  };
   api.stream_synchronize = [this, state](Stream stream) {
     ++synchronisations_;
     state->stream(stream)->synchronize();
@@ -319,7 +338,8 @@ DriverApi FakeDriver::api(int process) {
     *granularity = kGranularity;
     return kSuccess;
   };
-  api.memory_create = [state](AllocationHandle* handle, size_t bytes, const AllocationProperties*, unsigned long long) {
+  api.memory_create = [state](AllocationHandle* handle, size_t bytes, const AllocationProperties*,
+                              unsigned long long) {
     if (bytes == 0 || bytes % kGranularity != 0) return kInvalidValue;
     const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
     if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
@@ -350,7 +370,8 @@ DriverApi FakeDriver::api(int process) {
     state->allocations[*handle] = {fd, true};
     return kSuccess;
   };
-  api.address_reserve = [state, process](DevicePointer* base, size_t bytes, size_t, DevicePointer, unsigned long long) {
+  api.address_reserve = [state, process](DevicePointer* base, size_t bytes, size_t, DevicePointer,
+                                         unsigned long long) {
     // Filled with something else than zeros: what the fabric must clear is then seen.
     void* at = ::mmap(nullptr, bytes + kGranularity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) return kOutOfMemory;
@@ -366,11 +387,13 @@ DriverApi FakeDriver::api(int process) {
     state->reserved.erase(found);
     return kSuccess;  // the addresses stay reserved: a late use is a fault, not another's memory
   };
-  api.memory_map = [state](DevicePointer at, size_t bytes, size_t offset, AllocationHandle handle, unsigned long long) {
+  api.memory_map = [state](DevicePointer at, size_t bytes, size_t offset, AllocationHandle handle,
+                           unsigned long long) {
     std::lock_guard lock(state->mutex);
     const auto found = state->allocations.find(handle);
     if (offset != 0 || found == state->allocations.end()) return kInvalidValue;
-    void* mapped = ::mmap(host(at), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, found->second.first, 0);
+    void* mapped = ::mmap(host(at), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                          found->second.first, 0);
     if (mapped == MAP_FAILED) return kOutOfMemory;
     state->mappings[at] = {bytes, found->second.second};
     return kSuccess;
@@ -383,7 +406,9 @@ DriverApi FakeDriver::api(int process) {
     ::mmap(host(at), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     return kSuccess;
   };
-  api.memory_set_access = [](DevicePointer, size_t, const AccessDescriptor*, size_t) { return kSuccess; };
+  api.memory_set_access = [](DevicePointer, size_t, const AccessDescriptor*, size_t) {
+    return kSuccess;
+  };
   api.host_allocate = [state](void** memory, size_t bytes, unsigned int) {
     *memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     std::lock_guard lock(state->mutex);
@@ -416,25 +441,30 @@ DriverApi FakeDriver::api(int process) {
     ++copies_;
     return enqueue(stream, "copy_2d", [c = *copy] {
       for (size_t row = 0; row < c.height; ++row) {
-        std::memcpy(host(c.target) + row * c.target_pitch, host(c.source) + row * c.source_pitch, c.width_bytes);
+        std::memcpy(host(c.target) + row * c.target_pitch, host(c.source) + row * c.source_pitch,
+                    c.width_bytes);
       }
       return true;
     });
   };
-  api.copy_batch = [this, state, enqueue](DevicePointer* to, DevicePointer* from, size_t* bytes, size_t count,
-                                          CopyAttributes* attributes, size_t* first, size_t kinds, Stream stream) -> Code {
+  api.copy_batch = [this, state, enqueue](DevicePointer* to, DevicePointer* from, size_t* bytes,
+                                          size_t count, CopyAttributes* attributes, size_t* first,
+                                          size_t kinds, Stream stream) -> Code {
     ++batches_;
     if (count > kMostPieces) state->misuse("a batch of " + std::to_string(count) + " pieces");
     if (kinds != 1 || first[0] != 0 || attributes[0].source_order != 1) return kInvalidValue;
     // No order inside a batch: last piece first.
     return enqueue(stream, "copy_batch",
-                   [to = std::vector<DevicePointer>(to, to + count), from = std::vector<DevicePointer>(from, from + count),
+                   [to = std::vector<DevicePointer>(to, to + count),
+                    from = std::vector<DevicePointer>(from, from + count),
                     bytes = std::vector<size_t>(bytes, bytes + count)] {
-                     for (size_t i = to.size(); i-- > 0;) std::memcpy(host(to[i]), host(from[i]), bytes[i]);
+                     for (size_t i = to.size(); i-- > 0;)
+                       std::memcpy(host(to[i]), host(from[i]), bytes[i]);
                      return true;
                    });
   };
-  api.set_words = [this, enqueue](DevicePointer to, unsigned int value, size_t count, Stream stream) {
+  api.set_words = [this, enqueue](DevicePointer to, unsigned int value, size_t count,
+                                  Stream stream) {
     if (count == 1) ++one_word_memsets_;
     return enqueue(stream, "set_words", [to, value, count] {
       for (size_t i = 0; i < count; ++i) store(to + 4 * i, value);
@@ -460,14 +490,18 @@ DriverApi FakeDriver::api(int process) {
       return true;
     });
   };
-  api.write_value = [write](Stream stream, DevicePointer word, uint32_t value, unsigned int) { return write(stream, word, value); };
-  api.memory_ops = [write, enqueue](Stream stream, unsigned int count, MemoryOp* operations, unsigned int) -> Code {
+  api.write_value = [write](Stream stream, DevicePointer word, uint32_t value, unsigned int) {
+    return write(stream, word, value);
+  };
+  api.memory_ops = [write, enqueue](Stream stream, unsigned int count, MemoryOp* operations,
+                                    unsigned int) -> Code {
     for (unsigned int i = 0; i < count; ++i) {
       const MemoryOp op = operations[i];
       const auto value = static_cast<uint32_t>(op.value);
-      const Code code = op.operation == kMemoryOpWrite32
-                            ? write(stream, op.address, value)
-                            : enqueue(stream, "memory_ops", [op, value] { return reached(op.address, value); });
+      const Code code =
+          op.operation == kMemoryOpWrite32
+              ? write(stream, op.address, value)
+              : enqueue(stream, "memory_ops", [op, value] { return reached(op.address, value); });
       if (code != kSuccess) return code;
     }
     return kSuccess;
@@ -486,8 +520,9 @@ DriverApi FakeDriver::api(int process) {
   };
   api.function_load = [](Function) { return kSuccess; };
   api.function_set_attribute = [](Function, int, int) { return kSuccess; };
-  api.launch = [this, state, enqueue](Function function, unsigned x, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                      Stream stream, void** parameters, void**) {
+  api.launch = [this, state, enqueue](Function function, unsigned x, unsigned, unsigned, unsigned,
+                                      unsigned, unsigned, unsigned, Stream stream,
+                                      void** parameters, void**) {
     ++launches_;
     if (x > kCtas) state->misuse("a launch of " + std::to_string(x) + " CTAs");
     auto list = std::make_shared<List>(*static_cast<const List*>(parameters[0]));

@@ -1,12 +1,15 @@
 // A CUDA driver in ordinary memory: what the fabric's logic is tested with where there is no GPU.
 //
-// Allocations are memory files, so sharing by descriptor and mapping are real. A stream is a thread with a queue; a wait
-// holds its stream until the word is reached. Kernels run the processor's twins over the same lists. Each rank takes
-// api(process) with a number of its own; entries of the table are std::function, so a test replaces the call that it wants
-// to fail. What the real driver refuses and a careless program does not notice is refused here, and counted:
-// calls without a current context, a stream write to another rank's memory, batches on no stream or of too many pieces.
+// Allocations are memory files, so sharing by descriptor and mapping are real. A stream is a thread
+// with a queue; a wait holds its stream until the word is reached. Kernels run the processor's
+// twins over the same lists. Each rank takes api(process) with a number of its own; entries of the
+// table are std::function, so a test replaces the call that it wants to fail. What the real driver
+// refuses and a careless program does not notice is refused here, and counted: calls without a
+// current context, a stream write to another rank's memory, batches on no stream or of too many
+// pieces.
 //
-// Thread-safe. The fake outlives every fabric made with it; destroying it ends all streams, also blocked ones.
+// Thread-safe. The fake outlives every fabric made with it; destroying it ends all streams, also
+// blocked ones.
 #pragma once
 
 #include <atomic>
@@ -44,7 +47,8 @@ class FakeDriver {
 
  private:
   std::shared_ptr<State> state_;
-  std::atomic<uint64_t> synchronisations_{0}, copies_{0}, batches_{0}, launches_{0}, one_word_memsets_{0};
+  std::atomic<uint64_t> synchronisations_{0}, copies_{0}, batches_{0}, launches_{0},
+      one_word_memsets_{0};
 };
 
 }  // namespace tide::cuda

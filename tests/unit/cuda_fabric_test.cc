@@ -1,4 +1,5 @@
-// The CUDA fabric over a driver in ordinary memory: ranks are threads of this process, everything else is real.
+// The CUDA fabric over a driver in ordinary memory: ranks are threads of this process, everything
+// else is real.
 #include "transports/cuda/cuda_fabric.h"
 
 #include <gmock/gmock.h>
@@ -127,26 +128,37 @@ TEST_F(CudaFabricTest, DataComesBeforeItsSignalAndNothingSynchronises) {
   std::vector<std::vector<uint32_t>> results(kRanks);
   on_ranks(kRanks, [&](int rank) {
     CudaFabric& f = fabric(rank);
-    const auto at = [&](void* base, int from) { return static_cast<char*>(base) + 8192 + from * kPieces * kPieceBytes; };
+    const auto at = [&](void* base, int from) {
+      return static_cast<char*>(base) + 8192 + from * kPieces * kPieceBytes;
+    };
     std::vector<uint32_t>& source = sources[static_cast<size_t>(rank)];
     source.resize(kRounds * kPieces * kPieceBytes / 4);
-    for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<uint32_t>(i * 4 + static_cast<size_t>(rank));
+    for (size_t i = 0; i < source.size(); ++i)
+      source[i] = static_cast<uint32_t>(i * 4 + static_cast<size_t>(rank));
     std::vector<uint32_t>& result = results[static_cast<size_t>(rank)];
     result.resize(source.size());
     const int to = (rank + 1) % kRanks;
     const int from = (rank + kRanks - 1) % kRanks;
     for (uint32_t round = 1; round <= kRounds; ++round) {
-      const char* data = reinterpret_cast<const char*>(source.data()) + (round - 1) * kPieces * kPieceBytes;
+      const char* data =
+          reinterpret_cast<const char*>(source.data()) + (round - 1) * kPieces * kPieceBytes;
       std::vector<CopyBlock> blocks;
       for (int64_t p = 0; p < kPieces; ++p) {
-        blocks.push_back({at(window(rank).peer(to), rank) + p * kPieceBytes, data + p * kPieceBytes, 1, kPieceBytes, 0, 0});
+        blocks.push_back({at(window(rank).peer(to), rank) + p * kPieceBytes, data + p * kPieceBytes,
+                          1, kPieceBytes, 0, 0});
       }
-      ASSERT_TRUE(f.wait(0, word_at(window(rank).own(), 16 + to), round - 1, guard_of()).is_ok());  // credit
+      ASSERT_TRUE(f.wait(0, word_at(window(rank).own(), 16 + to), round - 1, guard_of())
+                      .is_ok());  // credit
       ASSERT_TRUE(f.copy(0, blocks.data(), kPieces).is_ok());
       ASSERT_TRUE(f.signal(0, word_at(window(rank).peer(to), rank), round).is_ok());
       ASSERT_TRUE(f.wait(1, word_at(window(rank).own(), from), round, guard_of()).is_ok());
-      const CopyBlock out = {reinterpret_cast<char*>(result.data()) + (round - 1) * kPieces * kPieceBytes,
-                             at(window(rank).own(), from), 1, kPieces * kPieceBytes, 0, 0};
+      const CopyBlock out = {
+          reinterpret_cast<char*>(result.data()) + (round - 1) * kPieces * kPieceBytes,
+          at(window(rank).own(), from),
+          1,
+          kPieces * kPieceBytes,
+          0,
+          0};
       ASSERT_TRUE(f.copy(1, &out, 1).is_ok());
       ASSERT_TRUE(f.signal(1, word_at(window(rank).peer(from), 16 + rank), round).is_ok());
     }
@@ -157,9 +169,11 @@ TEST_F(CudaFabricTest, DataComesBeforeItsSignalAndNothingSynchronises) {
   });
   EXPECT_EQ(driver_.synchronisations(), before);
   for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_EQ(results[static_cast<size_t>(rank)], sources[static_cast<size_t>((rank + kRanks - 1) % kRanks)]);
+    EXPECT_EQ(results[static_cast<size_t>(rank)],
+              sources[static_cast<size_t>((rank + kRanks - 1) % kRanks)]);
   }
-  EXPECT_EQ(driver_.batches(), static_cast<uint64_t>(kRanks) * kRounds * 3);  // 128 + 128 + 44 pieces
+  EXPECT_EQ(driver_.batches(),
+            static_cast<uint64_t>(kRanks) * kRounds * 3);  // 128 + 128 + 44 pieces
   EXPECT_GE(driver_.memsets_of_one_word(), static_cast<uint64_t>(kRanks) * kRounds);  // credits
 }
 
@@ -182,8 +196,10 @@ TEST_F(CudaFabricTest, RectanglesSumsAndCastsReachTheirPlaces) {
   connect_all(2);
   make_windows(1 << 16);
   std::vector<uint16_t> rows(64 * 40);
-  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<uint16_t>(0x3f80 + i % 100);  // bf16, 1 and above
-  const CopyBlock pushed = {window(0).peer(1), rows.data(), 40, 64, 64, 128};  // the left half of each row
+  for (size_t i = 0; i < rows.size(); ++i)
+    rows[i] = static_cast<uint16_t>(0x3f80 + i % 100);  // bf16, 1 and above
+  const CopyBlock pushed = {
+      window(0).peer(1), rows.data(), 40, 64, 64, 128};  // the left half of each row
   ASSERT_TRUE(fabric(0).copy(0, &pushed, 1).is_ok());
   ASSERT_TRUE(fabric(0).signal(0, word_at(window(0).peer(1), 900), 1).is_ok());
   ASSERT_TRUE(fabric(1).wait(2, word_at(window(1).own(), 900), 1, guard_of()).is_ok());
@@ -198,7 +214,8 @@ TEST_F(CudaFabricTest, RectanglesSumsAndCastsReachTheirPlaces) {
   options.scale = 0.5;
   ASSERT_TRUE(fabric(1).accumulate(2, &block, 1, options).is_ok());
   std::vector<uint16_t> narrow(sum.size());
-  const CastBlock cast = {narrow.data(), sum.data(), static_cast<int64_t>(sum.size()), DType::kBFloat16, DType::kFloat32};
+  const CastBlock cast = {narrow.data(), sum.data(), static_cast<int64_t>(sum.size()),
+                          DType::kBFloat16, DType::kFloat32};
   ASSERT_TRUE(fabric(1).cast(2, &cast, 1).is_ok());
   std::atomic<bool> passed{false};
   ASSERT_TRUE(fabric(1).mark(2, [&] { passed = true; }).is_ok());
@@ -228,7 +245,8 @@ TEST_F(CudaFabricTest, DeadlineRunsFromReachingTheWaitAndReleasesByPoison) {
     heard = status;
     ++failures;
   });
-  // Queue 1's wait stands behind queue 1's first wait, which a signal ends after longer than the second's deadline.
+  // Queue 1's wait stands behind queue 1's first wait, which a signal ends after longer than the
+  // second's deadline.
   ASSERT_TRUE(fabric(0).wait(1, word_at(window(0).own(), 1), 1, guard_of()).is_ok());
   WaitGuard guard = guard_of(milliseconds(250));
   guard.what = "arrival from rank 1";
@@ -242,7 +260,8 @@ TEST_F(CudaFabricTest, DeadlineRunsFromReachingTheWaitAndReleasesByPoison) {
   EXPECT_THAT(heard.message(), HasSubstr("arrival from rank 1"));
   EXPECT_TRUE(becomes_true([&] { return fabric(0).is_drained(); }));
   EXPECT_EQ(*word_at(window(0).own(), 2), 7 + (1u << 30));
-  EXPECT_EQ(fabric(0).wait(1, word_at(window(0).own(), 3), 1, guard_of()).kind(), ErrorKind::kPeerLost);
+  EXPECT_EQ(fabric(0).wait(1, word_at(window(0).own(), 3), 1, guard_of()).kind(),
+            ErrorKind::kPeerLost);
 }
 
 TEST_F(CudaFabricTest, FailureReleasesEveryQueueAlsoWherePeersOverwriteThePoison) {
@@ -254,7 +273,8 @@ TEST_F(CudaFabricTest, FailureReleasesEveryQueueAlsoWherePeersOverwriteThePoison
     for (uint32_t step = 1; step <= 20; ++step) {
       WaitGuard guard = guard_of();
       guard.failed = &failed;
-      ASSERT_TRUE(fabric(0).wait(queue, word_at(window(0).own(), 8 + queue), 1000 * step, guard).is_ok());
+      ASSERT_TRUE(
+          fabric(0).wait(queue, word_at(window(0).own(), 8 + queue), 1000 * step, guard).is_ok());
     }
   }
   AccumulateBlock block;
@@ -265,7 +285,8 @@ TEST_F(CudaFabricTest, FailureReleasesEveryQueueAlsoWherePeersOverwriteThePoison
   std::atomic<bool> stop{false};
   std::thread peer([&] {  // counts on as if nothing had happened
     for (uint32_t value = 1; !stop; ++value) {
-      for (int queue = 0; queue < 8; ++queue) (void)fabric(1).signal(0, word_at(window(1).peer(0), 8 + queue), value % 900);
+      for (int queue = 0; queue < 8; ++queue)
+        (void)fabric(1).signal(0, word_at(window(1).peer(0), 8 + queue), value % 900);
       std::this_thread::sleep_for(milliseconds(1));
     }
   });
@@ -343,14 +364,42 @@ class CudaFabricReasonTest : public CudaFabricTest {
 TEST_F(CudaFabricReasonTest, EverySetUpCallMayFailOnOneRank) {
   using Break = std::function<void(DriverApi&)>;
   const std::vector<std::pair<std::string, Break>> breaks = {
-      {"cuDeviceGet", [](DriverApi& a) { a.device = [](cuda::Device*, int) { return cuda::kInvalidDevice; }; }},
-      {"cuDevicePrimaryCtxRetain", [](DriverApi& a) { a.primary_context_retain = [](cuda::Context*, cuda::Device) { return cuda::kOutOfMemory; }; }},
-      {"cannot share its memory", [](DriverApi& a) { a.device_attribute = [](int* v, int, cuda::Device) { *v = 0; return cuda::kSuccess; }; }},
-      {"no code for this GPU", [](DriverApi& a) { a.module_load = [](cuda::Module*, const void*) { return cuda::kNoBinaryForGpu; }; }},
-      {"cuModuleGetFunction", [](DriverApi& a) { a.module_function = [](cuda::Function*, cuda::Module, const char*) { return cuda::kNotFound; }; }},
-      {"cuMemCreate", [](DriverApi& a) { a.memory_create = [](cuda::AllocationHandle*, size_t, const cuda::AllocationProperties*, unsigned long long) { return cuda::kOutOfMemory; }; }},
-      {"cuMemHostAlloc", [](DriverApi& a) { a.host_allocate = [](void**, size_t, unsigned) { return cuda::kOutOfMemory; }; }},
-      {"cuStreamCreateWithPriority", [](DriverApi& a) { a.stream_create = [](cuda::Stream*, unsigned, int) { return cuda::kOutOfMemory; }; }},
+      {"cuDeviceGet",
+       [](DriverApi& a) { a.device = [](cuda::Device*, int) { return cuda::kInvalidDevice; }; }},
+      {"cuDevicePrimaryCtxRetain",
+       [](DriverApi& a) {
+         a.primary_context_retain = [](cuda::Context*, cuda::Device) { return cuda::kOutOfMemory; };
+       }},
+      {"cannot share its memory",
+       [](DriverApi& a) {
+         a.device_attribute = [](int* v, int, cuda::Device) {
+           *v = 0;
+           return cuda::kSuccess;
+         };
+       }},
+      {"no code for this GPU",
+       [](DriverApi& a) {
+         a.module_load = [](cuda::Module*, const void*) { return cuda::kNoBinaryForGpu; };
+       }},
+      {"cuModuleGetFunction",
+       [](DriverApi& a) {
+         a.module_function = [](cuda::Function*, cuda::Module, const char*) {
+           return cuda::kNotFound;
+         };
+       }},
+      {"cuMemCreate",
+       [](DriverApi& a) {
+         a.memory_create = [](cuda::AllocationHandle*, size_t, const cuda::AllocationProperties*,
+                              unsigned long long) { return cuda::kOutOfMemory; };
+       }},
+      {"cuMemHostAlloc",
+       [](DriverApi& a) {
+         a.host_allocate = [](void**, size_t, unsigned) { return cuda::kOutOfMemory; };
+       }},
+      {"cuStreamCreateWithPriority",
+       [](DriverApi& a) {
+         a.stream_create = [](cuda::Stream*, unsigned, int) { return cuda::kOutOfMemory; };
+       }},
   };
   for (const auto& [reason, break_it] : breaks) {
     connect(3, [&](int rank, CudaFabricOptions& options) {
@@ -407,7 +456,8 @@ TEST_F(CudaFabricTest, AWindowRefusedOnOneRankIsRefusedOnAllAndTheFabricGoesOn) 
     if (rank != 2) return;
     DriverApi api = options.api.value();
     const DriverApi whole = api;
-    api.memory_create = [&, whole](cuda::AllocationHandle* h, size_t b, const cuda::AllocationProperties* p, unsigned long long f) {
+    api.memory_create = [&, whole](cuda::AllocationHandle* h, size_t b,
+                                   const cuda::AllocationProperties* p, unsigned long long f) {
       return broken == 1 ? cuda::kOutOfMemory : whole.memory_create(h, b, p, f);
     };
     api.memory_export = [&, whole](void* d, cuda::AllocationHandle h, int t, unsigned long long f) {
@@ -416,10 +466,12 @@ TEST_F(CudaFabricTest, AWindowRefusedOnOneRankIsRefusedOnAllAndTheFabricGoesOn) 
     api.memory_import = [&, whole](cuda::AllocationHandle* h, void* d, int t) {
       return broken == 3 ? cuda::kInvalidValue : whole.memory_import(h, d, t);
     };
-    api.memory_map = [&, whole](cuda::DevicePointer a, size_t b, size_t o, cuda::AllocationHandle h, unsigned long long f) {
+    api.memory_map = [&, whole](cuda::DevicePointer a, size_t b, size_t o, cuda::AllocationHandle h,
+                                unsigned long long f) {
       return broken == 4 ? cuda::kOutOfMemory : whole.memory_map(a, b, o, h, f);
     };
-    api.memory_set_access = [&, whole](cuda::DevicePointer a, size_t b, const cuda::AccessDescriptor* d, size_t n) {
+    api.memory_set_access = [&, whole](cuda::DevicePointer a, size_t b,
+                                       const cuda::AccessDescriptor* d, size_t n) {
       return broken == 5 ? cuda::kInvalidValue : whole.memory_set_access(a, b, d, n);
     };
     options.api = api;

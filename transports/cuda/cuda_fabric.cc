@@ -27,7 +27,8 @@ using cuda::ListBuilder;
 using cuda::WaitWatch;
 
 constexpr int64_t kLineBytes = 64;
-constexpr int64_t kSmallSum = int64_t{cuda::kCtas} * cuda::kTileVectors * 4;  // elements; below: small tiles
+constexpr int64_t kSmallSum =
+    int64_t{cuda::kCtas} * cuda::kTileVectors * 4;  // elements; below: small tiles
 constexpr std::chrono::milliseconds kDrainTime{1000};
 
 DevicePointer address(const void* pointer) { return reinterpret_cast<DevicePointer>(pointer); }
@@ -48,7 +49,8 @@ class CudaFabricImpl final : public CudaFabric {
   CudaFabricImpl(const CudaFabricOptions& options, std::unique_ptr<Fabric> host)
       : options_(options),
         owner_(::getpid()),
-        label_("rank " + std::to_string(options.host.rank) + " of group '" + options.host.group + "'"),
+        label_("rank " + std::to_string(options.host.rank) + " of group '" + options.host.group +
+               "'"),
         host_(std::move(host)),
         window_map_(std::make_shared<WindowMap>()) {
     capabilities_.blocking = false;
@@ -68,7 +70,8 @@ class CudaFabricImpl final : public CudaFabric {
   Result<std::shared_ptr<Window>> create_window(int64_t bytes, Deadline deadline) override;
   Status copy(int queue, const CopyBlock* blocks, int count) override;
   Status cast(int queue, const CastBlock* blocks, int count) override;
-  Status accumulate(int queue, const AccumulateBlock* blocks, int count, const AccumulateOptions& options) override;
+  Status accumulate(int queue, const AccumulateBlock* blocks, int count,
+                    const AccumulateOptions& options) override;
   Status signal(int queue, uint32_t* word, uint32_t value) override;
   Status wait(int queue, const uint32_t* word, uint32_t value, const WaitGuard& guard) override;
   Status peer_status(int rank) const override { return host_->peer_status(rank); }
@@ -82,7 +85,9 @@ class CudaFabricImpl final : public CudaFabric {
   Fabric& host() override { return *host_; }
   void on_wait_failure(std::function<void(const Status&)> listener) override;
   Status mark(int queue, std::function<void()> passed) override;
-  void* stream(int queue) const override { return queues_.at(static_cast<size_t>(queue))->stream(); }
+  void* stream(int queue) const override {
+    return queues_.at(static_cast<size_t>(queue))->stream();
+  }
   Status wait_for_stream(int queue, void* user_stream) override;
   Status release_stream(int queue, void* user_stream) override;
   bool is_drained() const override { return !watch_ || watch_->is_drained(); }
@@ -119,11 +124,13 @@ class CudaFabricImpl final : public CudaFabric {
 Status CudaFabricImpl::open_device() {
   TIDE_RETURN_IF_ERROR(options_.api.status());
   TIDE_RETURN_IF_ERROR(options_.images.status());
-  Result<std::shared_ptr<DeviceContext>> device = DeviceContext::open(options_.api.value(), options_.device);
+  Result<std::shared_ptr<DeviceContext>> device =
+      DeviceContext::open(options_.api.value(), options_.device);
   TIDE_RETURN_IF_ERROR(device.status());
   device_ = std::move(device.value());
   const ContextGuard guard(*device_);
-  Result<std::unique_ptr<KernelLibrary>> kernels = KernelLibrary::load(device_->api(), options_.images.value());
+  Result<std::unique_ptr<KernelLibrary>> kernels =
+      KernelLibrary::load(device_->api(), options_.images.value());
   TIDE_RETURN_IF_ERROR(kernels.status());
   kernels_ = std::move(kernels.value());
   return open_queues();
@@ -136,35 +143,42 @@ Status CudaFabricImpl::open_queues() {
   TIDE_RETURN_IF_ERROR(part.status());
   std::vector<DevicePart> parts;
   parts.push_back(std::move(part.value()));
-  Result<std::shared_ptr<DeviceWindow>> words = DeviceWindow::map(device_, parts, 0, lines * kLineBytes, nullptr);
+  Result<std::shared_ptr<DeviceWindow>> words =
+      DeviceWindow::map(device_, parts, 0, lines * kLineBytes, nullptr);
   TIDE_RETURN_IF_ERROR(words.status());
   words_ = std::move(words.value());
 
   const auto host_bytes = static_cast<size_t>(options_.queues * kLineBytes);
-  TIDE_RETURN_IF_ERROR(device_->check(api.host_allocate(&progress_, host_bytes, cuda::kHostPortable | cuda::kHostMapped),
-                                      "cuMemHostAlloc", "making progress words"));
+  TIDE_RETURN_IF_ERROR(device_->check(
+      api.host_allocate(&progress_, host_bytes, cuda::kHostPortable | cuda::kHostMapped),
+      "cuMemHostAlloc", "making progress words"));
   std::memset(progress_, 0, host_bytes);
   DevicePointer progress = 0;
-  TIDE_RETURN_IF_ERROR(device_->check(api.host_device_pointer(&progress, progress_, 0), "cuMemHostGetDevicePointer",
-                                      "making progress words"));
+  TIDE_RETURN_IF_ERROR(device_->check(api.host_device_pointer(&progress, progress_, 0),
+                                      "cuMemHostGetDevicePointer", "making progress words"));
   int least = 0;
   int greatest = 0;
-  TIDE_RETURN_IF_ERROR(device_->check(api.stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange",
-                                      "making queues"));
+  TIDE_RETURN_IF_ERROR(device_->check(api.stream_priority_range(&least, &greatest),
+                                      "cuCtxGetStreamPriorityRange", "making queues"));
   for (cuda::Stream* stream : {&poison_stream_, &setup_stream_}) {
-    TIDE_RETURN_IF_ERROR(device_->check(api.stream_create(stream, cuda::kStreamNonBlocking, greatest),
-                                        "cuStreamCreateWithPriority", "making queues"));
+    TIDE_RETURN_IF_ERROR(
+        device_->check(api.stream_create(stream, cuda::kStreamNonBlocking, greatest),
+                       "cuStreamCreateWithPriority", "making queues"));
   }
   const DevicePointer base = address(words_->own());
-  TIDE_RETURN_IF_ERROR(device_->check(api.set_bytes(base, 0, static_cast<size_t>(lines * kLineBytes), setup_stream_),
-                                      "cuMemsetD8Async", "clearing words"));
-  TIDE_RETURN_IF_ERROR(device_->check(api.stream_synchronize(setup_stream_), "cuStreamSynchronize", "clearing words"));
+  TIDE_RETURN_IF_ERROR(
+      device_->check(api.set_bytes(base, 0, static_cast<size_t>(lines * kLineBytes), setup_stream_),
+                     "cuMemsetD8Async", "clearing words"));
+  TIDE_RETURN_IF_ERROR(device_->check(api.stream_synchronize(setup_stream_), "cuStreamSynchronize",
+                                      "clearing words"));
   for (int q = 0; q < options_.queues; ++q) {
     auto queue = std::make_unique<DeviceQueue>(device_, size());
-    // High priority places the few CTAs of local kernels at the next free slot; copies to peers take no notice of it.
-    TIDE_RETURN_IF_ERROR(queue->open(greatest, {progress + static_cast<DevicePointer>(q * kLineBytes),
-                                                base + static_cast<DevicePointer>((2 + q) * kLineBytes),
-                                                base + static_cast<DevicePointer>(kLineBytes)}));
+    // High priority places the few CTAs of local kernels at the next free slot; copies to peers
+    // take no notice of it.
+    TIDE_RETURN_IF_ERROR(
+        queue->open(greatest, {progress + static_cast<DevicePointer>(q * kLineBytes),
+                               base + static_cast<DevicePointer>((2 + q) * kLineBytes),
+                               base + static_cast<DevicePointer>(kLineBytes)}));
     queues_.push_back(std::move(queue));
   }
   WaitWatch::Options watch;
@@ -201,16 +215,19 @@ Status CudaFabricImpl::meet_peers(Deadline deadline) {
   const Card own = {device_->uuid(), device_->is_mig() ? 1u : 0u};
   std::memcpy(static_cast<char*>(cards.value()->own()) + kCardAt, &own, sizeof(own));
   WaitGuard guard;
-  guard.timeout = std::max(std::chrono::milliseconds(0),
-                           std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+  guard.timeout =
+      std::max(std::chrono::milliseconds(0),
+               std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
   for (int peer = 0; peer < size(); ++peer) {
-    TIDE_RETURN_IF_ERROR(host_->signal(0, static_cast<uint32_t*>(cards.value()->peer(peer)) + rank(), 1));
+    TIDE_RETURN_IF_ERROR(
+        host_->signal(0, static_cast<uint32_t*>(cards.value()->peer(peer)) + rank(), 1));
   }
   Status answer;
   for (int peer = 0; peer < size(); ++peer) {
     guard.what = "the GPU of rank " + std::to_string(peer);
     guard.check = [this, peer] { return host_->peer_status(peer); };
-    TIDE_RETURN_IF_ERROR(host_->wait(0, static_cast<uint32_t*>(cards.value()->own()) + peer, 1, guard));
+    TIDE_RETURN_IF_ERROR(
+        host_->wait(0, static_cast<uint32_t*>(cards.value()->own()) + peer, 1, guard));
     Card card;
     std::memcpy(&card, static_cast<char*>(cards.value()->peer(peer)) + kCardAt, sizeof(card));
     if (answer.is_ok()) answer = can_reach(*device_, card.uuid, card.is_mig != 0);
@@ -226,7 +243,8 @@ Result<std::shared_ptr<Window>> CudaFabricImpl::create_window(int64_t bytes, Dea
   PartExchange exchange;
   exchange.bytes = bytes;
   exchange.make = [&]() -> Result<Descriptor> {
-    if (bytes <= 0) return Status(ErrorKind::kInvalidUse, "a window of " + std::to_string(bytes) + " bytes");
+    if (bytes <= 0)
+      return Status(ErrorKind::kInvalidUse, "a window of " + std::to_string(bytes) + " bytes");
     if (options_.host.refuse_window) TIDE_RETURN_IF_ERROR(options_.host.refuse_window(bytes));
     Result<DevicePart> part = DevicePart::allocate(device_, bytes);
     TIDE_RETURN_IF_ERROR(part.status());
@@ -240,19 +258,24 @@ Result<std::shared_ptr<Window>> CudaFabricImpl::create_window(int64_t bytes, Dea
         parts.push_back(std::move(own[0]));
         continue;
       }
-      Result<DevicePart> part = DevicePart::import(device_, *descriptors[static_cast<size_t>(peer)]);
+      Result<DevicePart> part =
+          DevicePart::import(device_, *descriptors[static_cast<size_t>(peer)]);
       TIDE_RETURN_IF_ERROR(part.status());
       parts.push_back(std::move(part.value()));
     }
-    Result<std::shared_ptr<DeviceWindow>> mapped = DeviceWindow::map(device_, parts, rank(), bytes, window_map_);
+    Result<std::shared_ptr<DeviceWindow>> mapped =
+        DeviceWindow::map(device_, parts, rank(), bytes, window_map_);
     TIDE_RETURN_IF_ERROR(mapped.status());
     window = std::move(mapped.value());
     const cuda::DriverApi& api = device_->api();
-    TIDE_RETURN_IF_ERROR(device_->check(api.set_bytes(address(window->own()), 0, static_cast<size_t>(bytes), setup_stream_),
-                                        "cuMemsetD8Async", "clearing a window"));
-    return device_->check(api.stream_synchronize(setup_stream_), "cuStreamSynchronize", "clearing a window");
+    TIDE_RETURN_IF_ERROR(device_->check(
+        api.set_bytes(address(window->own()), 0, static_cast<size_t>(bytes), setup_stream_),
+        "cuMemsetD8Async", "clearing a window"));
+    return device_->check(api.stream_synchronize(setup_stream_), "cuStreamSynchronize",
+                          "clearing a window");
   };
-  // The verdicts come after every rank's clearing: nobody writes into a part that its owner still clears.
+  // The verdicts come after every rank's clearing: nobody writes into a part that its owner still
+  // clears.
   TIDE_RETURN_IF_ERROR(exchange_parts(*host_, exchange, deadline));
   return std::shared_ptr<Window>(std::move(window));
 }
@@ -261,10 +284,13 @@ Result<std::shared_ptr<Window>> CudaFabricImpl::create_window(int64_t bytes, Dea
 
 Status CudaFabricImpl::usable() const {
   if (::getpid() != owner_) {
-    return {ErrorKind::kInvalidUse, label_ + ": called in a forked child; CUDA does not survive a fork"};
+    return {ErrorKind::kInvalidUse,
+            label_ + ": called in a forked child; CUDA does not survive a fork"};
   }
-  if (closed_.load(std::memory_order_relaxed)) return {ErrorKind::kInvalidUse, label_ + ": the fabric is closed"};
-  if (watch_ && watch_->is_poisoned()) return {ErrorKind::kPeerLost, label_ + ": the group has failed"};
+  if (closed_.load(std::memory_order_relaxed))
+    return {ErrorKind::kInvalidUse, label_ + ": the fabric is closed"};
+  if (watch_ && watch_->is_poisoned())
+    return {ErrorKind::kPeerLost, label_ + ": the group has failed"};
   return Status::ok();
 }
 
@@ -279,7 +305,8 @@ Status CudaFabricImpl::copy(int queue, const CopyBlock* blocks, int count) {
   TIDE_RETURN_IF_ERROR(usable());
   const ContextGuard guard(*device_);
   DeviceQueue& to = queue_of(queue);
-  ListBuilder local;  // copies on the own GPU need SMs however they are made: few, and all in one launch
+  ListBuilder
+      local;  // copies on the own GPU need SMs however they are made: few, and all in one launch
   for (int i = 0; i < count; ++i) {
     const CopyBlock& block = blocks[i];
     const auto place = window_map_->find(block.to, 1);
@@ -301,7 +328,8 @@ Status CudaFabricImpl::cast(int queue, const CastBlock* blocks, int count) {
   for (int i = 0; i < count; ++i) {
     const CastBlock& block = blocks[i];
     if (block.from_dtype == block.to_dtype) {
-      const CopyBlock same = {block.to, block.from, 1, block.numel * dtype_bytes(block.to_dtype), 0, 0};
+      const CopyBlock same = {block.to, block.from, 1, block.numel * dtype_bytes(block.to_dtype),
+                              0,        0};
       TIDE_RETURN_IF_ERROR(copy(queue, &same, 1));
       continue;
     }
@@ -318,7 +346,8 @@ Status CudaFabricImpl::cast(int queue, const CastBlock* blocks, int count) {
   return Status::ok();
 }
 
-Status CudaFabricImpl::accumulate(int queue, const AccumulateBlock* blocks, int count, const AccumulateOptions& options) {
+Status CudaFabricImpl::accumulate(int queue, const AccumulateBlock* blocks, int count,
+                                  const AccumulateOptions& options) {
   TIDE_RETURN_IF_ERROR(usable());
   const ContextGuard guard(*device_);
   int64_t numel = 0;
@@ -336,7 +365,9 @@ Status CudaFabricImpl::accumulate(int queue, const AccumulateBlock* blocks, int 
       TIDE_RETURN_IF_ERROR(launch(queue, kernel, list));
       begin_list();
       if (!list.append(block, options)) {
-        return {ErrorKind::kUnsupported, label_ + ": a sum of " + std::to_string(block.slices.size()) + " slices is too long"};
+        return {
+            ErrorKind::kUnsupported,
+            label_ + ": a sum of " + std::to_string(block.slices.size()) + " slices is too long"};
       }
     }
     const bool last_of_kind = i + 1 == count || blocks[i + 1].slice_dtype != block.slice_dtype ||
@@ -358,11 +389,13 @@ Status CudaFabricImpl::signal(int queue, uint32_t* word, uint32_t value) {
   return queue_of(queue).signal_peer(place->rank, address(word), value);
 }
 
-Status CudaFabricImpl::wait(int queue, const uint32_t* word, uint32_t value, const WaitGuard& guard) {
+Status CudaFabricImpl::wait(int queue, const uint32_t* word, uint32_t value,
+                            const WaitGuard& guard) {
   TIDE_RETURN_IF_ERROR(usable());
   const auto place = window_map_->find(word, sizeof(*word));
   if (!place || place->rank != rank()) {
-    return {ErrorKind::kInternal, label_ + ": wait for a word outside its own windows (" + guard.what + ")"};
+    return {ErrorKind::kInternal,
+            label_ + ": wait for a word outside its own windows (" + guard.what + ")"};
   }
   const ContextGuard context(*device_);
   const uint32_t step = watch_->add(queue, address(word), value, guard, nullptr);
@@ -385,9 +418,13 @@ Status CudaFabricImpl::order(cuda::Stream first, cuda::Stream then) {
   const ContextGuard context(*device_);
   const cuda::DriverApi& api = device_->api();
   cuda::Event event = nullptr;
-  TIDE_RETURN_IF_ERROR(device_->check(api.event_create(&event, cuda::kEventWithoutTiming), "cuEventCreate", "ordering streams"));
-  Status status = device_->check(api.event_record(event, first), "cuEventRecord", "ordering streams");
-  if (status.is_ok()) status = device_->check(api.stream_wait_event(then, event, 0), "cuStreamWaitEvent", "ordering streams");
+  TIDE_RETURN_IF_ERROR(device_->check(api.event_create(&event, cuda::kEventWithoutTiming),
+                                      "cuEventCreate", "ordering streams"));
+  Status status =
+      device_->check(api.event_record(event, first), "cuEventRecord", "ordering streams");
+  if (status.is_ok())
+    status = device_->check(api.stream_wait_event(then, event, 0), "cuStreamWaitEvent",
+                            "ordering streams");
   (void)api.event_destroy(event);  // freed when the device has passed it
   return status;
 }
@@ -448,7 +485,8 @@ void CudaFabricImpl::close() {
   if (device_) {
     const ContextGuard guard(*device_);
     const bool drained = drain();
-    host_->close();  // first: nobody is told of an end while queues still run, and no listener runs after this
+    host_->close();  // first: nobody is told of an end while queues still run, and no listener runs
+                     // after this
     watch_.reset();
     const cuda::DriverApi& api = device_->api();
     queues_.clear();
@@ -470,7 +508,8 @@ void CudaFabricImpl::close() {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaFabric>> connect_cuda_fabric(const CudaFabricOptions& options, KeyValueStore& store) {
+Result<std::unique_ptr<CudaFabric>> connect_cuda_fabric(const CudaFabricOptions& options,
+                                                        KeyValueStore& store) {
   HostFabricOptions host_options = options.host;
   host_options.refuse_window = nullptr;
   Result<std::unique_ptr<Fabric>> host = connect_host_fabric(host_options, store);

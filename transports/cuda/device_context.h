@@ -1,8 +1,8 @@
-// One GPU as a group uses it: the driver's table, the device's primary context (the one that torch works in), and what
-// speaks against using it, as a reason.
+// One GPU as a group uses it: the driver's table, the device's primary context (the one that torch
+// works in), and what speaks against using it, as a reason.
 //
-// Shared by the fabric and its windows; the context is released with the last of them. Thread-safe: calls that need the
-// context current take a ContextGuard.
+// Shared by the fabric and its windows; the context is released with the last of them. Thread-safe:
+// calls that need the context current take a ContextGuard.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,8 @@ namespace tide::cuda {
 
 class DeviceContext {
  public:
-  // kUnsupported with the reason: too few hardware connections, no virtual memory, no descriptors for it.
+  // kUnsupported with the reason: too few hardware connections, no virtual memory, no descriptors
+  // for it.
   static tide::Result<std::shared_ptr<DeviceContext>> open(const DriverApi& api, int ordinal);
   ~DeviceContext();
   DeviceContext(const DeviceContext&) = delete;
@@ -47,7 +48,8 @@ class DeviceContext {
   int64_t granularity_ = 0;
 };
 
-// Makes the context current for the calling thread while it lives, and then what was current before.
+// Makes the context current for the calling thread while it lives, and then what was current
+// before.
 class ContextGuard {
  public:
   explicit ContextGuard(const DeviceContext& device);
@@ -61,10 +63,12 @@ class ContextGuard {
   bool changed_ = false;
 };
 
-// Whether one stream blocked in a wait leaves the others alone: kUnsupported when CUDA_DEVICE_MAX_CONNECTIONS is too low.
+// Whether one stream blocked in a wait leaves the others alone: kUnsupported when
+// CUDA_DEVICE_MAX_CONNECTIONS is too low.
 Status connections_suffice();
 
-// Whether a rank on `own` can reach the memory of a rank on `peer` (its UUID; perhaps not visible to this process).
+// Whether a rank on `own` can reach the memory of a rank on `peer` (its UUID; perhaps not visible
+// to this process).
 Status can_reach(const DeviceContext& own, const Uuid& peer, bool peer_is_mig);
 
 }  // namespace tide::cuda

@@ -35,8 +35,8 @@ Status DeviceQueue::done(Code code, const char* call, const char* what) {
 Status DeviceQueue::make_room(int64_t bytes) {
   if (bulk_bytes_ > 0 && bulk_bytes_ + bytes > kBulkBytes) {
     TIDE_RETURN_IF_ERROR(flush());
-    TIDE_RETURN_IF_ERROR(done(device_->api().wait_value(stream_, words_.zero, 0, kWaitReached), "cuStreamWaitValue32",
-                              "letting other copies in"));
+    TIDE_RETURN_IF_ERROR(done(device_->api().wait_value(stream_, words_.zero, 0, kWaitReached),
+                              "cuStreamWaitValue32", "letting other copies in"));
     bulk_bytes_ = 0;
   }
   bulk_bytes_ += bytes;
@@ -68,7 +68,8 @@ Status DeviceQueue::rectangle(const CopyBlock& block) {
     copy.target_pitch = static_cast<size_t>(block.to_pitch);
     copy.width_bytes = static_cast<size_t>(block.row_bytes);
     copy.height = static_cast<size_t>(rows);
-    TIDE_RETURN_IF_ERROR(done(device_->api().copy_2d(&copy, stream_), "cuMemcpy2DAsync", "pushing rows"));
+    TIDE_RETURN_IF_ERROR(
+        done(device_->api().copy_2d(&copy, stream_), "cuMemcpy2DAsync", "pushing rows"));
   }
   return Status::ok();
 }
@@ -76,12 +77,16 @@ Status DeviceQueue::rectangle(const CopyBlock& block) {
 Status DeviceQueue::copy(const CopyBlock& block, int peer) {
   if (block.rows <= 0 || block.row_bytes <= 0) return Status::ok();
   dirty_[static_cast<size_t>(peer)] = 1;
-  const bool is_one_run = block.rows == 1 || (block.to_pitch == block.row_bytes && block.from_pitch == block.row_bytes);
-  if (is_one_run) return piece(address(block.to), address(block.from), block.rows * block.row_bytes);
-  if (std::max(block.to_pitch, block.from_pitch) <= kMostPitch && block.row_bytes <= kBulkBytes) return rectangle(block);
+  const bool is_one_run =
+      block.rows == 1 || (block.to_pitch == block.row_bytes && block.from_pitch == block.row_bytes);
+  if (is_one_run)
+    return piece(address(block.to), address(block.from), block.rows * block.row_bytes);
+  if (std::max(block.to_pitch, block.from_pitch) <= kMostPitch && block.row_bytes <= kBulkBytes)
+    return rectangle(block);
   for (int64_t row = 0; row < block.rows; ++row) {
-    TIDE_RETURN_IF_ERROR(piece(address(block.to) + static_cast<DevicePointer>(row * block.to_pitch),
-                               address(block.from) + static_cast<DevicePointer>(row * block.from_pitch), block.row_bytes));
+    TIDE_RETURN_IF_ERROR(piece(
+        address(block.to) + static_cast<DevicePointer>(row * block.to_pitch),
+        address(block.from) + static_cast<DevicePointer>(row * block.from_pitch), block.row_bytes));
   }
   return Status::ok();
 }
@@ -90,11 +95,13 @@ Status DeviceQueue::flush() {
   if (to_.empty()) return Status::ok();
   Status status;
   if (to_.size() == 1) {
-    status = done(device_->api().copy(to_[0], from_[0], sizes_[0], stream_), "cuMemcpyDtoDAsync", "pushing a piece");
+    status = done(device_->api().copy(to_[0], from_[0], sizes_[0], stream_), "cuMemcpyDtoDAsync",
+                  "pushing a piece");
   } else {
     CopyAttributes attributes;
     size_t first = 0;
-    status = done(device_->api().copy_batch(to_.data(), from_.data(), sizes_.data(), to_.size(), &attributes, &first, 1, stream_),
+    status = done(device_->api().copy_batch(to_.data(), from_.data(), sizes_.data(), to_.size(),
+                                            &attributes, &first, 1, stream_),
                   "cuMemcpyBatchAsync", "pushing pieces");
   }
   to_.clear();
@@ -111,22 +118,26 @@ Status DeviceQueue::signal_peer(int peer, DevicePointer word, uint32_t value) {
   }
   dirty_[static_cast<size_t>(peer)] = 0;
   if (value_ != value) {  // several peers get the same value: it is written once
-    TIDE_RETURN_IF_ERROR(done(api.write_value(stream_, words_.value, value, 0), "cuStreamWriteValue32", "signalling a peer"));
+    TIDE_RETURN_IF_ERROR(done(api.write_value(stream_, words_.value, value, 0),
+                              "cuStreamWriteValue32", "signalling a peer"));
     value_ = value;
   }
-  return done(api.copy(word, words_.value, sizeof(uint32_t), stream_), "cuMemcpyDtoDAsync", "signalling a peer");
+  return done(api.copy(word, words_.value, sizeof(uint32_t), stream_), "cuMemcpyDtoDAsync",
+              "signalling a peer");
 }
 
 Status DeviceQueue::signal_own(DevicePointer word, uint32_t value) {
   TIDE_RETURN_IF_ERROR(flush());
-  return done(device_->api().write_value(stream_, word, value, 0), "cuStreamWriteValue32", "signalling the own rank");
+  return done(device_->api().write_value(stream_, word, value, 0), "cuStreamWriteValue32",
+              "signalling the own rank");
 }
 
 Status DeviceQueue::wait(uint32_t step, DevicePointer word, uint32_t value) {
   TIDE_RETURN_IF_ERROR(flush());
   const DriverApi& api = device_->api();
   if (word == 0) {
-    return done(api.write_value(stream_, words_.progress, 2 * step, 0), "cuStreamWriteValue32", "marking a step");
+    return done(api.write_value(stream_, words_.progress, 2 * step, 0), "cuStreamWriteValue32",
+                "marking a step");
   }
   MemoryOp operations[3];
   operations[0].operation = kMemoryOpWrite32;
@@ -140,7 +151,8 @@ Status DeviceQueue::wait(uint32_t step, DevicePointer word, uint32_t value) {
   operations[2].address = words_.progress;
   operations[2].value = 2 * step;
   bulk_bytes_ = 0;
-  return done(api.memory_ops(stream_, 3, operations, 0), "cuStreamBatchMemOp", "waiting for a peer");
+  return done(api.memory_ops(stream_, 3, operations, 0), "cuStreamBatchMemOp",
+              "waiting for a peer");
 }
 
 }  // namespace tide::cuda

@@ -1,10 +1,14 @@
-// One queue of the CUDA fabric: a non-blocking stream, and how copies, signals and waits are put on it.
+// One queue of the CUDA fabric: a non-blocking stream, and how copies, signals and waits are put on
+// it.
 //
-//   copies     rows that lie together go in batches of at most kBatchPieces; after kBulkBytes a wait that is already
-//              satisfied lets other streams' copies in (without it they stand behind all of this stream's)
-//   signals    behind copies to that peer: the value is written to a word of this queue, and a 4-byte copy of it follows
-//              the data on the same engine. Without copies before it: a one-word memset, which no bulk holds up.
-//              To an own word: a stream write.
+//   copies     rows that lie together go in batches of at most kBatchPieces; after kBulkBytes a
+//   wait that is already
+//              satisfied lets other streams' copies in (without it they stand behind all of this
+//              stream's)
+//   signals    behind copies to that peer: the value is written to a word of this queue, and a
+//   4-byte copy of it follows
+//              the data on the same engine. Without copies before it: a one-word memset, which no
+//              bulk holds up. To an own word: a stream write.
 //   waits      stream write of "reached", wait on own memory, stream write of "passed", in one call
 //
 // Nothing here synchronises host and device. One thread at a time.
@@ -30,7 +34,8 @@ struct QueueWords {
 
 class DeviceQueue {
  public:
-  DeviceQueue(std::shared_ptr<DeviceContext> device, int ranks) : device_(std::move(device)), dirty_(static_cast<size_t>(ranks)) {}
+  DeviceQueue(std::shared_ptr<DeviceContext> device, int ranks)
+      : device_(std::move(device)), dirty_(static_cast<size_t>(ranks)) {}
   ~DeviceQueue();
   DeviceQueue(const DeviceQueue&) = delete;
   DeviceQueue& operator=(const DeviceQueue&) = delete;
@@ -62,8 +67,8 @@ class DeviceQueue {
   std::vector<DevicePointer> to_;  // gathered pieces
   std::vector<DevicePointer> from_;
   std::vector<size_t> sizes_;
-  int64_t bulk_bytes_ = 0;         // since the last satisfied wait, gathered ones included
-  uint32_t value_ = 0;             // what words_.value holds when the stream gets there
+  int64_t bulk_bytes_ = 0;  // since the last satisfied wait, gathered ones included
+  uint32_t value_ = 0;      // what words_.value holds when the stream gets there
   uint64_t driver_calls_ = 0;
 };
 

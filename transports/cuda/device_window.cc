@@ -11,21 +11,26 @@ int64_t round_up(int64_t bytes, int64_t step) { return (bytes + step - 1) / step
 
 }  // namespace
 
-tide::Result<DevicePart> DevicePart::allocate(std::shared_ptr<DeviceContext> device, int64_t bytes) {
+tide::Result<DevicePart> DevicePart::allocate(std::shared_ptr<DeviceContext> device,
+                                              int64_t bytes) {
   const AllocationProperties properties = device->allocation();
   AllocationHandle handle = 0;
   const auto size = static_cast<size_t>(round_up(bytes, device->granularity()));
-  TIDE_RETURN_IF_ERROR(device->check(device->api().memory_create(&handle, size, &properties, 0), "cuMemCreate",
+  TIDE_RETURN_IF_ERROR(device->check(device->api().memory_create(&handle, size, &properties, 0),
+                                     "cuMemCreate",
                                      "allocating a window of " + std::to_string(bytes) + " bytes"));
   return DevicePart(std::move(device), handle);
 }
 
-tide::Result<DevicePart> DevicePart::import(std::shared_ptr<DeviceContext> device, const Descriptor& descriptor) {
-  if (!descriptor) return Status(ErrorKind::kInternal, "a peer's window part came without a descriptor");
+tide::Result<DevicePart> DevicePart::import(std::shared_ptr<DeviceContext> device,
+                                            const Descriptor& descriptor) {
+  if (!descriptor)
+    return Status(ErrorKind::kInternal, "a peer's window part came without a descriptor");
   AllocationHandle handle = 0;
   void* raw = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.get()));
   TIDE_RETURN_IF_ERROR(device->check(device->api().memory_import(&handle, raw, kPosixDescriptor),
-                                     "cuMemImportFromShareableHandle", "taking a peer's window part"));
+                                     "cuMemImportFromShareableHandle",
+                                     "taking a peer's window part"));
   return DevicePart(std::move(device), handle);
 }
 
@@ -44,13 +49,14 @@ tide::Result<Descriptor> DevicePart::share() const {
     code = device_->api().memory_export(&fd, handle_, kPosixDescriptor, 0);
     return code == kSuccess ? fd : -1;
   });
-  TIDE_RETURN_IF_ERROR(device_->check(code, "cuMemExportToShareableHandle",
-                                      "sharing a window part (are file descriptors used up? see ulimit -n)"));
+  TIDE_RETURN_IF_ERROR(
+      device_->check(code, "cuMemExportToShareableHandle",
+                     "sharing a window part (are file descriptors used up? see ulimit -n)"));
   return descriptor;
 }
 
-DeviceWindow::DeviceWindow(std::shared_ptr<DeviceContext> device, int ranks, int rank, int64_t bytes,
-                           std::shared_ptr<WindowMap> map)
+DeviceWindow::DeviceWindow(std::shared_ptr<DeviceContext> device, int ranks, int rank,
+                           int64_t bytes, std::shared_ptr<WindowMap> map)
     : device_(std::move(device)),
       ranks_(ranks),
       rank_(rank),
@@ -59,10 +65,11 @@ DeviceWindow::DeviceWindow(std::shared_ptr<DeviceContext> device, int ranks, int
       map_(std::move(map)) {}
 
 tide::Result<std::shared_ptr<DeviceWindow>> DeviceWindow::map(std::shared_ptr<DeviceContext> device,
-                                                              const std::vector<DevicePart>& parts, int rank,
-                                                              int64_t bytes, std::shared_ptr<WindowMap> map) {
-  std::shared_ptr<DeviceWindow> window(
-      new DeviceWindow(std::move(device), static_cast<int>(parts.size()), rank, bytes, std::move(map)));
+                                                              const std::vector<DevicePart>& parts,
+                                                              int rank, int64_t bytes,
+                                                              std::shared_ptr<WindowMap> map) {
+  std::shared_ptr<DeviceWindow> window(new DeviceWindow(
+      std::move(device), static_cast<int>(parts.size()), rank, bytes, std::move(map)));
   TIDE_RETURN_IF_ERROR(window->reserve_and_map(parts));
   return window;
 }
@@ -71,18 +78,20 @@ Status DeviceWindow::reserve_and_map(const std::vector<DevicePart>& parts) {
   const DriverApi& api = device_->api();
   const auto stride = static_cast<size_t>(stride_);
   DevicePointer base = 0;
-  TIDE_RETURN_IF_ERROR(device_->check(
-      api.address_reserve(&base, stride * parts.size(), static_cast<size_t>(device_->granularity()), 0, 0),
-      "cuMemAddressReserve", "reserving addresses for a window"));
+  TIDE_RETURN_IF_ERROR(
+      device_->check(api.address_reserve(&base, stride * parts.size(),
+                                         static_cast<size_t>(device_->granularity()), 0, 0),
+                     "cuMemAddressReserve", "reserving addresses for a window"));
   base_ = base;
   const AccessDescriptor access = device_->access();
   for (size_t part = 0; part < parts.size(); ++part) {
     const std::string what = "mapping the window part of rank " + std::to_string(part);
     TIDE_RETURN_IF_ERROR(
-        device_->check(api.memory_map(base_ + part * stride, stride, 0, parts[part].handle(), 0), "cuMemMap", what));
+        device_->check(api.memory_map(base_ + part * stride, stride, 0, parts[part].handle(), 0),
+                       "cuMemMap", what));
     ++mapped_;
-    TIDE_RETURN_IF_ERROR(
-        device_->check(api.memory_set_access(base_ + part * stride, stride, &access, 1), "cuMemSetAccess", what));
+    TIDE_RETURN_IF_ERROR(device_->check(
+        api.memory_set_access(base_ + part * stride, stride, &access, 1), "cuMemSetAccess", what));
   }
   if (map_) map_->add(reinterpret_cast<void*>(base_), ranks_, bytes_, stride_);
   return Status::ok();

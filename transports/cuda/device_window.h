@@ -1,8 +1,9 @@
-// A window of GPUs: every rank's part is an allocation of virtual memory that its owner shares by descriptor; all parts
-// are mapped side by side. Nothing has a name, so nothing is left behind, however the processes end.
+// A window of GPUs: every rank's part is an allocation of virtual memory that its owner shares by
+// descriptor; all parts are mapped side by side. Nothing has a name, so nothing is left behind,
+// however the processes end.
 //
-// A part stays alive while anybody has it mapped, also after its owner's death. Unmapping needs the device idle on it:
-// the last owner of a window drops it when no stream uses it any more.
+// A part stays alive while anybody has it mapped, also after its owner's death. Unmapping needs the
+// device idle on it: the last owner of a window drops it when no stream uses it any more.
 #pragma once
 
 #include <memory>
@@ -20,7 +21,8 @@ class DevicePart {
  public:
   static tide::Result<DevicePart> allocate(std::shared_ptr<DeviceContext> device, int64_t bytes);
   // Takes what a peer exported; the descriptor is not needed afterwards.
-  static tide::Result<DevicePart> import(std::shared_ptr<DeviceContext> device, const Descriptor& descriptor);
+  static tide::Result<DevicePart> import(std::shared_ptr<DeviceContext> device,
+                                         const Descriptor& descriptor);
   ~DevicePart();
   DevicePart(DevicePart&& other) noexcept;
   DevicePart& operator=(DevicePart&&) = delete;
@@ -38,9 +40,11 @@ class DevicePart {
 
 class DeviceWindow : public Window {
  public:
-  // Of several parts of `bytes` each, rounded up to the granularity; `map` may be null (memory that nobody looks up).
+  // Of several parts of `bytes` each, rounded up to the granularity; `map` may be null (memory that
+  // nobody looks up).
   static tide::Result<std::shared_ptr<DeviceWindow>> map(std::shared_ptr<DeviceContext> device,
-                                                         const std::vector<DevicePart>& parts, int rank, int64_t bytes,
+                                                         const std::vector<DevicePart>& parts,
+                                                         int rank, int64_t bytes,
                                                          std::shared_ptr<WindowMap> map);
   ~DeviceWindow() override;
   DeviceWindow(const DeviceWindow&) = delete;
@@ -48,13 +52,16 @@ class DeviceWindow : public Window {
 
   int64_t bytes() const override { return bytes_; }
   void* own() const override { return peer(rank_); }
-  void* peer(int rank) const override { return reinterpret_cast<void*>(base_ + static_cast<DevicePointer>(rank * stride_)); }
+  void* peer(int rank) const override {
+    return reinterpret_cast<void*>(base_ + static_cast<DevicePointer>(rank * stride_));
+  }
 
   // Leaves the memory mapped for good: work that cannot be ended may still use it.
   void abandon() { abandoned_ = true; }
 
  private:
-  DeviceWindow(std::shared_ptr<DeviceContext> device, int ranks, int rank, int64_t bytes, std::shared_ptr<WindowMap> map);
+  DeviceWindow(std::shared_ptr<DeviceContext> device, int ranks, int rank, int64_t bytes,
+               std::shared_ptr<WindowMap> map);
   Status reserve_and_map(const std::vector<DevicePart>& parts);
 
   const std::shared_ptr<DeviceContext> device_;

@@ -23,12 +23,14 @@ tide::Result<DriverApi> load() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
-    return Status(ErrorKind::kUnsupported, std::string("no CUDA driver on this machine: ") + (why ? why : "libcuda.so.1"));
+    return Status(ErrorKind::kUnsupported,
+                  std::string("no CUDA driver on this machine: ") + (why ? why : "libcuda.so.1"));
   }
   using GetProcAddress = Code (*)(const char*, void**, int, uint64_t, int*);
   const auto get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
   if (get == nullptr) {
-    return Status(ErrorKind::kUnsupported, "the CUDA driver is older than 12.0; tide needs 13.0 or newer");
+    return Status(ErrorKind::kUnsupported,
+                  "the CUDA driver is older than 12.0; tide needs 13.0 or newer");
   }
   return fill_driver_api([get](const char* name, int version) -> void* {
     void* address = nullptr;
@@ -55,13 +57,15 @@ tide::Result<DriverApi> fill_driver_api(const Resolve& resolve) {
     return Status(ErrorKind::kUnsupported, "the CUDA driver does not tell its version");
   }
   if (api.version < kLeastVersion) {
-    return Status(ErrorKind::kUnsupported, "the CUDA driver is version " + std::to_string(api.version / 1000) + "." +
+    return Status(ErrorKind::kUnsupported, "the CUDA driver is version " +
+                                               std::to_string(api.version / 1000) + "." +
                                                std::to_string(api.version % 1000 / 10) +
                                                "; tide needs 13.0 or newer: update the driver");
   }
   if (const Code code = initialise(0); code != kSuccess) {
-    return Status(ErrorKind::kUnsupported, "cuInit refused with error " + std::to_string(code) +
-                                               (code == kNoDevice ? ": no GPU is visible to this process" : ""));
+    return Status(ErrorKind::kUnsupported,
+                  "cuInit refused with error " + std::to_string(code) +
+                      (code == kNoDevice ? ": no GPU is visible to this process" : ""));
   }
   std::string missing;
   const auto need = [&](auto& entry, const char* name, int version) {
@@ -117,7 +121,8 @@ tide::Result<DriverApi> fill_driver_api(const Resolve& resolve) {
   need(api.function_set_attribute, "cuFuncSetAttribute", 9000);
   need(api.launch, "cuLaunchKernel", 4000);
   if (!missing.empty()) {
-    return Status(ErrorKind::kUnsupported, "the CUDA driver has no " + missing + "; tide needs 13.0 or newer");
+    return Status(ErrorKind::kUnsupported,
+                  "the CUDA driver has no " + missing + "; tide needs 13.0 or newer");
   }
   // Absent in some builds of the driver: then there is no multicast, nothing else.
   bind(api.multicast.create, resolve("cuMulticastCreate", 12010));
@@ -129,13 +134,15 @@ tide::Result<DriverApi> fill_driver_api(const Resolve& resolve) {
 }
 
 const tide::Result<DriverApi>& driver() {
-  static const auto* loaded = new tide::Result<DriverApi>(load());  // kept to the end: threads may outlive statics
+  static const auto* loaded =
+      new tide::Result<DriverApi>(load());  // kept to the end: threads may outlive statics
   return *loaded;
 }
 
 Status multicast_permitted() {
   const auto forbids = [](const char* name, const char* value) {
-    return Status(ErrorKind::kUnsupported, std::string("NVLink multicast is off: ") + name + "=" + value);
+    return Status(ErrorKind::kUnsupported,
+                  std::string("NVLink multicast is off: ") + name + "=" + value);
   };
   if (std::strcmp(variable("NCCL_NVLS_ENABLE"), "0") == 0) return forbids("NCCL_NVLS_ENABLE", "0");
   for (const char* name : {"TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"}) {
@@ -149,8 +156,10 @@ Status multicast_permitted() {
 tide::Result<const MulticastEntries*> multicast_entries(const DriverApi& api) {
   TIDE_RETURN_IF_ERROR(multicast_permitted());
   const MulticastEntries& entries = api.multicast;
-  if (!entries.create || !entries.add_device || !entries.bind_memory || !entries.unbind || !entries.granularity) {
-    return Status(ErrorKind::kUnsupported, "NVLink multicast is off: this CUDA driver has no multicast calls");
+  if (!entries.create || !entries.add_device || !entries.bind_memory || !entries.unbind ||
+      !entries.granularity) {
+    return Status(ErrorKind::kUnsupported,
+                  "NVLink multicast is off: this CUDA driver has no multicast calls");
   }
   return &entries;
 }
@@ -158,7 +167,8 @@ tide::Result<const MulticastEntries*> multicast_entries(const DriverApi& api) {
 Status check(const DriverApi& api, Code code, const char* call, const std::string& what) {
   if (code == kSuccess) return Status::ok();
   const char* name = nullptr;
-  if (!api.error_name || api.error_name(code, &name) != kSuccess || name == nullptr) name = "unknown error";
+  if (!api.error_name || api.error_name(code, &name) != kSuccess || name == nullptr)
+    name = "unknown error";
   return {code == kOutOfMemory ? ErrorKind::kSystem : ErrorKind::kCuda,
           what + ": " + call + " refused: " + name + " (" + std::to_string(code) + ")"};
 }

@@ -1,7 +1,8 @@
-// The part of the CUDA driver's binary interface that tide uses, declared here so that one source builds on machines
-// with and without a CUDA toolkit. Names follow the driver's (CUresult -> Result code, CUstream -> Stream); sizes and
-// numbers are fixed by the driver's ABI, and tests/unit/cuda_driver_abi_test.cc compares them with cuda.h where it is
-// installed. Nothing here calls anything.
+// The part of the CUDA driver's binary interface that tide uses, declared here so that one source
+// builds on machines with and without a CUDA toolkit. Names follow the driver's (CUresult -> Result
+// code, CUstream -> Stream); sizes and numbers are fixed by the driver's ABI, and
+// tests/unit/cuda_driver_abi_test.cc compares them with cuda.h where it is installed. Nothing here
+// calls anything.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +53,8 @@ inline constexpr int kAttributeRdmaWithVirtualMemory = 110;
 inline constexpr int kAttributeMulticast = 132;
 
 inline constexpr int kAttributeSharedBytesOptIn = 97;
-inline constexpr int kFunctionDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+inline constexpr int kFunctionDynamicSharedBytes =
+    8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 // CUmemAllocationProp: always pinned device memory here.
 struct AllocationProperties {
@@ -119,7 +121,8 @@ struct MemoryOp {
   DevicePointer alias = 0;
   uint64_t pad = 0;
 };
-inline constexpr unsigned int kWaitReached = 0;  // CU_STREAM_WAIT_VALUE_GEQ: int32(*word - value) >= 0
+inline constexpr unsigned int kWaitReached =
+    0;  // CU_STREAM_WAIT_VALUE_GEQ: int32(*word - value) >= 0
 inline constexpr unsigned int kMaxMemoryOps = 255;
 
 inline constexpr unsigned int kStreamNonBlocking = 1;

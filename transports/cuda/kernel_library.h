@@ -1,8 +1,9 @@
-// The kernels of kernels/*.cu, loaded into one context: all of them at once, so that no launch ever loads code (lazy
-// loading may synchronise the device, and would then wait behind a blocked stream).
+// The kernels of kernels/*.cu, loaded into one context: all of them at once, so that no launch ever
+// loads code (lazy loading may synchronise the device, and would then wait behind a blocked
+// stream).
 //
-// Made and destroyed with the context current; launches from any thread that has it current. Unloading needs the
-// context alive; after cuDeinit the driver's refusal is ignored.
+// Made and destroyed with the context current; launches from any thread that has it current.
+// Unloading needs the context alive; after cuDeinit the driver's refusal is ignored.
 #pragma once
 
 #include <memory>
@@ -26,7 +27,8 @@ class KernelLibrary {
   KernelLibrary& operator=(const KernelLibrary&) = delete;
 
   // Enqueues `kernel` over the list with at most `most_ctas` CTAs; nothing for an empty list.
-  Status launch(Stream stream, const std::string& kernel, ListBuilder& list, unsigned most_ctas = kCtas) const;
+  Status launch(Stream stream, const std::string& kernel, ListBuilder& list,
+                unsigned most_ctas = kCtas) const;
 
  private:
   explicit KernelLibrary(const DriverApi& api) : api_(api) {}

@@ -8,10 +8,11 @@
 namespace tide::cuda {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{1};      // between looks at the progress words while something is pending
-constexpr std::chrono::milliseconds kCheck{100};   // between calls of a guard's check
-constexpr std::chrono::milliseconds kRepeat{10};   // between writes of poison
-constexpr size_t kMostWords = 256;                 // poisoned at once
+constexpr std::chrono::milliseconds kLook{
+    1};  // between looks at the progress words while something is pending
+constexpr std::chrono::milliseconds kCheck{100};  // between calls of a guard's check
+constexpr std::chrono::milliseconds kRepeat{10};  // between writes of poison
+constexpr size_t kMostWords = 256;                // poisoned at once
 
 bool has_failed(const WaitGuard& guard) {
   return guard.failed != nullptr && guard.failed->load(std::memory_order_seq_cst);
@@ -19,7 +20,8 @@ bool has_failed(const WaitGuard& guard) {
 
 }  // namespace
 
-WaitWatch::WaitWatch(Options options) : options_(std::move(options)), queues_(static_cast<size_t>(options_.queues)) {
+WaitWatch::WaitWatch(Options options)
+    : options_(std::move(options)), queues_(static_cast<size_t>(options_.queues)) {
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);  // the program's signal handlers belong on the program's threads
@@ -37,7 +39,8 @@ WaitWatch::~WaitWatch() {
   thread_.join();
 }
 
-uint32_t WaitWatch::add(int queue, DevicePointer word, uint32_t value, WaitGuard guard, std::function<void()> passed) {
+uint32_t WaitWatch::add(int queue, DevicePointer word, uint32_t value, WaitGuard guard,
+                        std::function<void()> passed) {
   auto entry = std::make_shared<Entry>();
   entry->word = word;
   entry->value = value;
@@ -71,7 +74,8 @@ bool WaitWatch::is_poisoned() const {
 
 bool WaitWatch::is_drained() const {
   std::lock_guard lock(mutex_);
-  return std::all_of(queues_.begin(), queues_.end(), [](const Queue& queue) { return queue.entries.empty(); });
+  return std::all_of(queues_.begin(), queues_.end(),
+                     [](const Queue& queue) { return queue.entries.empty(); });
 }
 
 bool WaitWatch::wait_drained(std::chrono::milliseconds timeout) const {
@@ -100,8 +104,8 @@ void WaitWatch::run() {
   Deadline next_poison{};
   while (true) {
     retire(lock);
-    const bool pending =
-        std::any_of(queues_.begin(), queues_.end(), [](const Queue& queue) { return !queue.entries.empty(); });
+    const bool pending = std::any_of(queues_.begin(), queues_.end(),
+                                     [](const Queue& queue) { return !queue.entries.empty(); });
     if (ending_) return;
     if (!pending) {
       changed_.wait(lock);
@@ -154,7 +158,8 @@ Status WaitWatch::look(std::unique_lock<std::mutex>& lock) {
     const std::shared_ptr<Entry> entry = queues_[q].entries.front();
     const std::string label = options_.label + ": ";
     if (has_failed(entry->guard)) {
-      return {ErrorKind::kPeerLost, label + "the group failed while waiting (" + entry->guard.what + ")"};
+      return {ErrorKind::kPeerLost,
+              label + "the group failed while waiting (" + entry->guard.what + ")"};
     }
     if (entry->word == 0) continue;  // marks wait for nothing
     if (progress_of(static_cast<int>(q)) != 2 * entry->step - 1) continue;
@@ -169,12 +174,14 @@ Status WaitWatch::look(std::unique_lock<std::mutex>& lock) {
       const Status checked = entry->guard.check();
       lock.lock();
       // A signal that came before the peer's end counts: the queue has then moved on.
-      if (!checked.is_ok() && progress_of(static_cast<int>(q)) == 2 * entry->step - 1) return checked;
+      if (!checked.is_ok() && progress_of(static_cast<int>(q)) == 2 * entry->step - 1)
+        return checked;
       continue;
     }
     if (now - entry->since >= entry->guard.timeout) {
-      return {ErrorKind::kTimeout, label + "waited " + std::to_string(entry->guard.timeout.count()) + " ms for " +
-                                       entry->guard.what + ", wanted counter " + std::to_string(entry->value)};
+      return {ErrorKind::kTimeout,
+              label + "waited " + std::to_string(entry->guard.timeout.count()) + " ms for " +
+                  entry->guard.what + ", wanted counter " + std::to_string(entry->value)};
     }
   }
   return Status::ok();
@@ -185,7 +192,8 @@ void WaitWatch::write_poison(std::unique_lock<std::mutex>& lock) {
   for (const Queue& queue : queues_) {
     for (const std::shared_ptr<Entry>& entry : queue.entries) {
       if (entry->word == 0) continue;
-      const auto known = std::find_if(words.begin(), words.end(), [&](const auto& w) { return w.first == entry->word; });
+      const auto known = std::find_if(words.begin(), words.end(),
+                                      [&](const auto& w) { return w.first == entry->word; });
       if (known == words.end()) words.emplace_back(entry->word, entry->value + kPoisonDistance);
       if (words.size() >= kMostWords) break;
     }
@@ -194,7 +202,8 @@ void WaitWatch::write_poison(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   const DriverApi& api = options_.device->api();
   (void)api.write_value(options_.poison_stream, options_.poison_flag, 1, 0);
-  for (const auto& [word, value] : words) (void)api.write_value(options_.poison_stream, word, value, 0);
+  for (const auto& [word, value] : words)
+    (void)api.write_value(options_.poison_stream, word, value, 0);
   lock.lock();
 }
 

@@ -1,10 +1,12 @@
-// The thread that looks after waits on the device: it starts a wait's deadline when its queue has reached it, asks the
-// wait's guard as a blocked thread would, and after a failure releases every blocked queue by poison.
+// The thread that looks after waits on the device: it starts a wait's deadline when its queue has
+// reached it, asks the wait's guard as a blocked thread would, and after a failure releases every
+// blocked queue by poison.
 //
-// A queue tells where it stands by a word in host memory that its stream writes: 2n - 1 when wait n is reached, 2n when it
-// is passed. The thread reads those words and calls the driver only to poison, by stream writes from a stream of its own
-// (a copy or a memset would hang while a user's thread sits in cudaFree). A poisoned word is the value waited for plus
-// 2^30: past it in the cyclic comparison, and never met by counting. A peer may still overwrite it, so it is repeated
+// A queue tells where it stands by a word in host memory that its stream writes: 2n - 1 when wait n
+// is reached, 2n when it is passed. The thread reads those words and calls the driver only to
+// poison, by stream writes from a stream of its own (a copy or a memset would hang while a user's
+// thread sits in cudaFree). A poisoned word is the value waited for plus 2^30: past it in the
+// cyclic comparison, and never met by counting. A peer may still overwrite it, so it is repeated
 // until the queues have drained.
 //
 // Thread-safe. Guards are used from this thread until their wait has passed or the watch has ended.
@@ -31,12 +33,13 @@ class WaitWatch {
  public:
   struct Options {
     std::shared_ptr<DeviceContext> device;
-    Stream poison_stream = nullptr;          // used by this thread alone; outlives it
-    DevicePointer poison_flag = 0;           // set to 1 before the first word is poisoned
-    uint32_t* progress = nullptr;            // one word per queue, kProgressStride words apart
+    Stream poison_stream = nullptr;  // used by this thread alone; outlives it
+    DevicePointer poison_flag = 0;   // set to 1 before the first word is poisoned
+    uint32_t* progress = nullptr;    // one word per queue, kProgressStride words apart
     int queues = 0;
-    std::string label;                       // "rank 1 of group 'x'"
-    // Called once, from this thread, with the first error of a wait; not when the group had failed before.
+    std::string label;  // "rank 1 of group 'x'"
+    // Called once, from this thread, with the first error of a wait; not when the group had failed
+    // before.
     std::function<void(const Status&)> on_failure;
   };
   static constexpr int kProgressStride = 16;
@@ -44,13 +47,15 @@ class WaitWatch {
   explicit WaitWatch(Options options);
   ~WaitWatch();
 
-  // Before the wait is enqueued. `word` is 0 for a mark: nothing is waited for, `passed` is called when it is passed
-  // (from this thread; must not block). Returns n.
-  uint32_t add(int queue, DevicePointer word, uint32_t value, WaitGuard guard, std::function<void()> passed);
+  // Before the wait is enqueued. `word` is 0 for a mark: nothing is waited for, `passed` is called
+  // when it is passed (from this thread; must not block). Returns n.
+  uint32_t add(int queue, DevicePointer word, uint32_t value, WaitGuard guard,
+               std::function<void()> passed);
   // Takes back the newest entry of the queue: its enqueuing failed.
   void take_back(int queue);
 
-  // Releases all queues from now on, also those that reach a wait later. OK when the reason is told elsewhere.
+  // Releases all queues from now on, also those that reach a wait later. OK when the reason is told
+  // elsewhere.
   void poison();
   bool is_poisoned() const;
   // Whether every wait and mark has passed.
@@ -83,7 +88,8 @@ class WaitWatch {
   void write_poison(std::unique_lock<std::mutex>& lock);
   // Other side: the stream's write in DeviceQueue::wait, a whole word that the device stores.
   uint32_t progress_of(int queue) const {
-    return std::atomic_ref<uint32_t>(options_.progress[queue * kProgressStride]).load(std::memory_order_acquire);
+    return std::atomic_ref<uint32_t>(options_.progress[queue * kProgressStride])
+        .load(std::memory_order_acquire);
   }
 
   const Options options_;
