@@ -175,7 +175,8 @@ Status HostFabric::agree_on_parts(const PartExchange& exchange, Deadline deadlin
   }
 
   Result<std::vector<Message>> verdicts = mailbox_->take_all(
-      MessageKind::kWindowVerdict, sequence, deadline, [this] { return first_missing_peer(); });
+      MessageKind::kWindowVerdict, sequence, deadline,
+      [this](int peer) { return peer_status(peer); });
   mailbox_->finish(sequence);
   if (!verdicts) return verdicts.status();
   verdicts.value()[static_cast<size_t>(rank())].status = verdict.status;
@@ -201,7 +202,8 @@ Result<std::vector<Message>> HostFabric::exchange_offers(const PartExchange& exc
   tell_all(own);
 
   Result<std::vector<Message>> offers = mailbox_->take_all(
-      MessageKind::kWindowOffer, sequence, deadline, [this] { return first_missing_peer(); });
+      MessageKind::kWindowOffer, sequence, deadline,
+      [this](int peer) { return peer_status(peer); });
   if (!offers) return offers.status();
   offers.value()[static_cast<size_t>(rank())] = std::move(own);
   for (int peer = 0; peer < size(); ++peer) {

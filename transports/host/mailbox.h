@@ -27,9 +27,10 @@ class Mailbox {
   void wake();
 
   // Waits until every other rank has sent this kind for this window, and returns them by rank (the
-  // own place empty). An error of `missing`, or kTimeout naming the ranks, ends the wait.
+  // own place empty). An error of `missing`, asked about those still to come, or kTimeout naming
+  // them ends the wait.
   Result<std::vector<Message>> take_all(MessageKind kind, int64_t sequence, Deadline deadline,
-                                        const std::function<Status()>& missing);
+                                        const std::function<Status(int rank)>& missing);
   // Windows up to this one are done: their messages are dropped, with the descriptors in them.
   void finish(int64_t sequence);
 
