@@ -1,5 +1,6 @@
-// The element types tide moves and adds. Gather moves bytes, so every type is allowed there; reduce adds, so it takes
-// the types for which is_summable() holds (16- and 32-bit floats are summed in fp32, fp64 in fp64, integers exactly).
+// The element types tide moves and adds. Gather moves bytes, so every type is allowed there; reduce
+// adds, so it takes the types for which is_summable() holds (16- and 32-bit floats are summed in
+// fp32, fp64 in fp64, integers exactly).
 #pragma once
 
 #include <cstdint>
@@ -7,9 +8,27 @@
 namespace tide {
 
 enum class DType : uint8_t {
-  kBool, kUInt8, kInt8, kUInt16, kInt16, kUInt32, kInt32, kUInt64, kInt64,
-  kFloat8E4M3, kFloat8E5M2, kFloat8E4M3Fnuz, kFloat8E5M2Fnuz, kFloat8E8M0,
-  kFloat16, kBFloat16, kFloat32, kFloat64, kComplex32, kComplex64, kComplex128,
+  kBool,
+  kUInt8,
+  kInt8,
+  kUInt16,
+  kInt16,
+  kUInt32,
+  kInt32,
+  kUInt64,
+  kInt64,
+  kFloat8E4M3,
+  kFloat8E5M2,
+  kFloat8E4M3Fnuz,
+  kFloat8E5M2Fnuz,
+  kFloat8E8M0,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kComplex32,
+  kComplex64,
+  kComplex128,
   kBytes,  // one byte of unknown meaning: may be gathered, never summed
 };
 

@@ -1,8 +1,9 @@
 // Errors as values: what every torch-free part of tide returns instead of throwing or exiting.
 //
-// A Status is OK or carries a kind and one message. The message is written for the person who reads it in a
-// training log: it names rank, group, parameter, wanted, got, and what to do, as far as the place that made it knows.
-// Immutable and cheap to move; an OK Status holds no memory. Safe to copy between threads.
+// A Status is OK or carries a kind and one message. The message is written for the person who reads
+// it in a training log: it names rank, group, parameter, wanted, got, and what to do, as far as the
+// place that made it knows. Immutable and cheap to move; an OK Status holds no memory. Safe to copy
+// between threads.
 #pragma once
 
 #include <string>
@@ -13,7 +14,8 @@ namespace tide {
 
 enum class ErrorKind {
   kOk = 0,
-  kInvalidUse,   // the caller passed something that cannot be served: wrong sizes, dtypes, ranks that disagree
+  kInvalidUse,   // the caller passed something that cannot be served: wrong sizes, dtypes, ranks
+                 // that disagree
   kUnsupported,  // a capability is missing; the message is the reason that a fallback reports
   kTimeout,      // a wait reached its deadline
   kPeerLost,     // another rank died, left, or reported its own failure
@@ -49,8 +51,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : content_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
-  Result(Status error) : content_(std::move(error)) {}    // NOLINT(google-explicit-constructor)
+  Result(T value) : content_(std::move(value)) {}       // NOLINT(google-explicit-constructor)
+  Result(Status error) : content_(std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
   bool is_ok() const { return std::holds_alternative<T>(content_); }
   explicit operator bool() const { return is_ok(); }
@@ -64,8 +66,8 @@ class [[nodiscard]] Result {
 
 }  // namespace tide
 
-#define TIDE_RETURN_IF_ERROR(expression)              \
-  do {                                                \
-    ::tide::Status tide_status = (expression);        \
-    if (!tide_status.is_ok()) return tide_status;     \
+#define TIDE_RETURN_IF_ERROR(expression)          \
+  do {                                            \
+    ::tide::Status tide_status = (expression);    \
+    if (!tide_status.is_ok()) return tide_status; \
   } while (0)

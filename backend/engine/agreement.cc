@@ -12,15 +12,16 @@ std::string options_text(const CallRecord& record) {
   double scale = 0;
   std::memcpy(&scale, &record.scale_bits, sizeof(scale));
   std::string text = op < 3 ? kNames[op] : "operation " + std::to_string(op);
-  text += " scaled by " + std::to_string(scale) + " into " + dtype_name(static_cast<DType>(record.options >> 8 & 255));
+  text += " scaled by " + std::to_string(scale) + " into " +
+          dtype_name(static_cast<DType>(record.options >> 8 & 255));
   if (record.options >> 16 & 1) text += ", added";
   if (record.options >> 17 & 1) text += ", slot_reuse";
   return text;
 }
 
 std::string tensor_text(const TensorDescriptor& tensor) {
-  std::string text = std::to_string(tensor.shard_numel) + " x " + dtype_name(tensor.dtype) + " a shard, " +
-                     std::to_string(tensor.unsharded_numel) + " in all";
+  std::string text = std::to_string(tensor.shard_numel) + " x " + dtype_name(tensor.dtype) +
+                     " a shard, " + std::to_string(tensor.unsharded_numel) + " in all";
   if (tensor.rows != 1) text += ", " + std::to_string(tensor.rows) + " rows";
   return text;
 }
@@ -47,20 +48,23 @@ std::string Agreement::describe(const CallRecord& record) const {
   if (record.kind == CallKind::kGather || record.kind == CallKind::kReduce) {
     std::lock_guard<std::mutex> lock(mutex_);
     const bool known = record.plan >= 0 && record.plan < static_cast<int>(plans_.size());
-    return text + " of '" + (known ? plans_[record.plan] : "plan " + std::to_string(record.plan)) + "'";
+    return text + " of '" + (known ? plans_[record.plan] : "plan " + std::to_string(record.plan)) +
+           "'";
   }
   if (is_list(record.kind)) {
-    return text + " of " + std::to_string(record.tensors) + " tensors (" + std::to_string(record.bytes) +
-           " bytes a rank)";
+    return text + " of " + std::to_string(record.tensors) + " tensors (" +
+           std::to_string(record.bytes) + " bytes a rank)";
   }
-  if (record.kind == CallKind::kAllocate) return text + " of " + std::to_string(record.bytes) + " bytes";
+  if (record.kind == CallKind::kAllocate)
+    return text + " of " + std::to_string(record.bytes) + " bytes";
   return text;
 }
 
-Agreement::Answer Agreement::compare(const CallRecord& own, int rank, bool arrived, const GroupLayout* layout) const {
+Agreement::Answer Agreement::compare(const CallRecord& own, int rank, bool arrived,
+                                     const GroupLayout* layout) const {
   const auto head_of = [&](uint64_t sequence) {
-    return "group '" + group_ + "', rank " + std::to_string(control_->rank()) + ": ranks disagree about call " +
-           std::to_string(sequence) + ": ";
+    return "group '" + group_ + "', rank " + std::to_string(control_->rank()) +
+           ": ranks disagree about call " + std::to_string(sequence) + ": ";
   };
   CallRecord other;
   const ControlPage::Found found = control_->read(rank, own.sequence, &other);
@@ -79,8 +83,9 @@ Agreement::Answer Agreement::compare(const CallRecord& own, int rank, bool arriv
       }
     }
     return {Status(ErrorKind::kInvalidUse,
-                   head_of(own.sequence) + "this rank is in " + describe(own) + ", but rank " + std::to_string(rank) +
-                       ", whose signal came, has made " + std::to_string(control_->calls(rank)) + " calls"),
+                   head_of(own.sequence) + "this rank is in " + describe(own) + ", but rank " +
+                       std::to_string(rank) + ", whose signal came, has made " +
+                       std::to_string(control_->calls(rank)) + " calls"),
             false};
   }
   Answer answer;
@@ -89,8 +94,8 @@ Agreement::Answer Agreement::compare(const CallRecord& own, int rank, bool arriv
   return answer;
 }
 
-std::string Agreement::difference(const CallRecord& own, const CallRecord& other, int rank, const GroupLayout* layout,
-                                  bool* needs_table) const {
+std::string Agreement::difference(const CallRecord& own, const CallRecord& other, int rank,
+                                  const GroupLayout* layout, bool* needs_table) const {
   const std::string who = "rank " + std::to_string(rank);
   if (other.kind != own.kind || other.plan != own.plan || other.cause != own.cause) {
     return who + " is in " + describe(other) + ", this rank in " + describe(own) +
@@ -99,20 +104,24 @@ std::string Agreement::difference(const CallRecord& own, const CallRecord& other
   if (other.tensors != own.tensors || other.layout_hash != own.layout_hash) {
     const std::string tensor = tensor_difference(own, rank, layout, needs_table);
     if (!tensor.empty()) return tensor;
-    return "tensors differ in " + describe(own) + ": " + who + " has " + std::to_string(other.tensors) +
-           " tensors of " + std::to_string(other.bytes) + " bytes, this rank " + std::to_string(own.tensors) + " of " +
-           std::to_string(own.bytes);
+    return "tensors differ in " + describe(own) + ": " + who + " has " +
+           std::to_string(other.tensors) + " tensors of " + std::to_string(other.bytes) +
+           " bytes, this rank " + std::to_string(own.tensors) + " of " + std::to_string(own.bytes);
   }
   if (other.options != own.options || other.scale_bits != own.scale_bits) {
-    return who + " wants " + options_text(other) + " in " + describe(other) + ", this rank " + options_text(own);
+    return who + " wants " + options_text(other) + " in " + describe(other) + ", this rank " +
+           options_text(own);
   }
-  if (other.bytes != own.bytes) return who + " is in " + describe(other) + ", this rank in " + describe(own);
+  if (other.bytes != own.bytes)
+    return who + " is in " + describe(other) + ", this rank in " + describe(own);
   if (other.slot != own.slot) {
-    return who + " uses slot " + std::to_string(other.slot) + " in " + describe(other) + ", this rank slot " +
-           std::to_string(own.slot) + "; gathers and vacates must come in the same order";
+    return who + " uses slot " + std::to_string(other.slot) + " in " + describe(other) +
+           ", this rank slot " + std::to_string(own.slot) +
+           "; gathers and vacates must come in the same order";
   }
   if (other.program_hash != own.program_hash) {
-    return who + " runs another program in " + describe(other) + "; the group's options must be equal on all ranks";
+    return who + " runs another program in " + describe(other) +
+           "; the group's options must be equal on all ranks";
   }
   return "";
 }
@@ -135,11 +144,12 @@ std::string Agreement::tensor_difference(const CallRecord& own, int rank, const 
     if (ours == theirs) continue;
     const auto name = [&](const TensorDescriptor& tensor) {
       const bool known = layout != nullptr && tensor.parameter < layout->size();
-      return known ? "'" + layout->parameter(tensor.parameter).name + "'" : std::to_string(tensor.parameter);
+      return known ? "'" + layout->parameter(tensor.parameter).name + "'"
+                   : std::to_string(tensor.parameter);
     };
-    return "parameter " + std::to_string(i) + " is the first that differs in " + describe(own) + ": rank " +
-           std::to_string(rank) + " has " + name(theirs) + " (" + tensor_text(theirs) + "), this rank " + name(ours) +
-           " (" + tensor_text(ours) + ")";
+    return "parameter " + std::to_string(i) + " is the first that differs in " + describe(own) +
+           ": rank " + std::to_string(rank) + " has " + name(theirs) + " (" + tensor_text(theirs) +
+           "), this rank " + name(ours) + " (" + tensor_text(ours) + ")";
   }
   return "";
 }

@@ -1,8 +1,8 @@
 // Whether ranks are in the same call: compares call records, and says in one sentence what differs.
 //
-// Compared when a call's first signal of a peer arrives (before anything is pushed to it), and about every 100 ms in
-// every wait, so that a rank that skipped a call or made another one is named instead of waited for.
-// Thread-safe.
+// Compared when a call's first signal of a peer arrives (before anything is pushed to it), and
+// about every 100 ms in every wait, so that a rank that skipped a call or made another one is named
+// instead of waited for. Thread-safe.
 #pragma once
 
 #include <memory>
@@ -25,20 +25,22 @@ class Agreement {
   void add_plan(std::string name);
 
   struct Answer {
-    Status status;              // OK: equal, or the peer has not come to this call yet
-    bool needs_table = false;   // not OK, and the peer's table, not there yet, would say which tensor differs
+    Status status;  // OK: equal, or the peer has not come to this call yet
+    // Not OK, and the peer's table, not there yet, would say which tensor differs.
+    bool needs_table = false;
   };
-  // `arrived`: a signal of this call came from `rank`, so its record must be there. `layout`: of the own call, for the
-  // parameters' names; may be null.
+  // `arrived`: a signal of this call came from `rank`, so its record must be there. `layout`: of
+  // the own call, for the parameters' names; may be null.
   Answer compare(const CallRecord& own, int rank, bool arrived, const GroupLayout* layout) const;
 
-  // "gather of 'layers.3'", "gather_list of 9 tensors (1024 bytes)".
+  // "gather of 'layers.3'", "gather_list of 9 tensors (1024 bytes a rank)".
   std::string describe(const CallRecord& record) const;
 
  private:
-  std::string difference(const CallRecord& own, const CallRecord& other, int rank, const GroupLayout* layout,
-                         bool* needs_table) const;
-  std::string tensor_difference(const CallRecord& own, int rank, const GroupLayout* layout, bool* needs_table) const;
+  std::string difference(const CallRecord& own, const CallRecord& other, int rank,
+                         const GroupLayout* layout, bool* needs_table) const;
+  std::string tensor_difference(const CallRecord& own, int rank, const GroupLayout* layout,
+                                bool* needs_table) const;
 
   const std::shared_ptr<ControlPage> control_;
   const std::string group_;

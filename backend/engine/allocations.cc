@@ -9,22 +9,26 @@ std::string Allocations::full() {
   sweep();
   std::lock_guard<std::mutex> lock(mutex_);
   if (entries_.count(next_ - kAllocations) == 0) return "";
-  return "allocation " + std::to_string(next_ - kAllocations) + " is still in use, and a group keeps at most " +
-         std::to_string(kAllocations) + " in a row; free it on every rank, or allocate fewer, larger tensors";
+  return "allocation " + std::to_string(next_ - kAllocations) +
+         " is still in use, and a group keeps at most " + std::to_string(kAllocations) +
+         " in a row; free it on every rank, or allocate fewer, larger tensors";
 }
 
 std::shared_ptr<void> Allocations::add(std::shared_ptr<ArenaMemory> memory) {
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t id = next_++;
   char* own = memory->own();
-  // The control page lives as long as the pointer: a release after the group's end writes to a page nobody reads.
-  std::shared_ptr<void> user(own, [control = control_, memory, id](void*) { control->release(id); });
+  // The control page lives as long as the pointer: a release after the group's end writes to a page
+  // nobody reads.
+  std::shared_ptr<void> user(own,
+                             [control = control_, memory, id](void*) { control->release(id); });
   entries_[id] = Entry{std::move(memory), user};
   by_address_[own] = id;
   return user;
 }
 
-bool Allocations::find(const void* address, int64_t bytes, Posting* posting, std::shared_ptr<void>* hold) {
+bool Allocations::find(const void* address, int64_t bytes, Posting* posting,
+                       std::shared_ptr<void>* hold) {
   const char* first = static_cast<const char*>(address);
   std::lock_guard<std::mutex> lock(mutex_);
   auto next = by_address_.upper_bound(first);
@@ -50,7 +54,8 @@ void Allocations::sweep() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     bool released = true;
-    for (int r = 0; r < control_->ranks() && released; ++r) released = control_->is_released(r, entry->first);
+    for (int r = 0; r < control_->ranks() && released; ++r)
+      released = control_->is_released(r, entry->first);
     if (!released) {
       ++entry;
       continue;

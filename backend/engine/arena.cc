@@ -14,14 +14,17 @@ std::atomic<int64_t>& process_bytes() {
 
 int64_t process_arena_bytes() { return process_bytes().load(std::memory_order_relaxed); }
 
-Result<std::shared_ptr<ArenaMemory>> ArenaMemory::create(Fabric& fabric, int64_t bytes, Deadline deadline,
-                                                         std::shared_ptr<std::atomic<int64_t>> group_bytes) {
+Result<std::shared_ptr<ArenaMemory>> ArenaMemory::create(
+    Fabric& fabric, int64_t bytes, Deadline deadline,
+    std::shared_ptr<std::atomic<int64_t>> group_bytes) {
   Result<std::shared_ptr<Window>> window = fabric.create_window(bytes, deadline);
   if (!window.is_ok()) return window.status();
-  return std::shared_ptr<ArenaMemory>(new ArenaMemory(std::move(window.value()), std::move(group_bytes)));
+  return std::shared_ptr<ArenaMemory>(
+      new ArenaMemory(std::move(window.value()), std::move(group_bytes)));
 }
 
-ArenaMemory::ArenaMemory(std::shared_ptr<Window> window, std::shared_ptr<std::atomic<int64_t>> group_bytes)
+ArenaMemory::ArenaMemory(std::shared_ptr<Window> window,
+                         std::shared_ptr<std::atomic<int64_t>> group_bytes)
     : window_(std::move(window)), group_bytes_(std::move(group_bytes)) {
   process_bytes().fetch_add(window_->bytes(), std::memory_order_relaxed);
   group_bytes_->fetch_add(window_->bytes(), std::memory_order_relaxed);

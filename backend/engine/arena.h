@@ -1,8 +1,8 @@
-// Memory of this rank that its peers may write, and how much of it the process holds: slots, staging, landing areas
-// and what allocate() gave out. The control page is not counted.
+// Memory of this rank that its peers may write, and how much of it the process holds: slots,
+// staging, landing areas and what allocate() gave out. The control page is not counted.
 //
-// Pages stay mapped while any shared_ptr<ArenaMemory> lives: the group holds one, every operation in flight that reads
-// or writes it, and every SlotLease. Thread-safe.
+// Pages stay mapped while any shared_ptr<ArenaMemory> lives: the group holds one, every operation
+// in flight that reads or writes it, and every SlotLease. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -19,16 +19,20 @@ int64_t process_arena_bytes();
 
 class ArenaMemory {
  public:
-  // Collective, as Fabric::create_window. `group_bytes` counts the group's own arena and outlives this object's holder.
-  static Result<std::shared_ptr<ArenaMemory>> create(Fabric& fabric, int64_t bytes, Deadline deadline,
-                                                     std::shared_ptr<std::atomic<int64_t>> group_bytes);
+  // Collective, as Fabric::create_window. `group_bytes` counts the group's own arena and outlives
+  // this object's holder.
+  static Result<std::shared_ptr<ArenaMemory>> create(
+      Fabric& fabric, int64_t bytes, Deadline deadline,
+      std::shared_ptr<std::atomic<int64_t>> group_bytes);
   ~ArenaMemory();
 
   ArenaMemory(const ArenaMemory&) = delete;
   ArenaMemory& operator=(const ArenaMemory&) = delete;
 
   int64_t bytes() const { return window_->bytes(); }
-  char* at(int rank, int64_t offset) const { return static_cast<char*>(window_->peer(rank)) + offset; }
+  char* at(int rank, int64_t offset) const {
+    return static_cast<char*>(window_->peer(rank)) + offset;
+  }
   char* own() const { return static_cast<char*>(window_->own()); }
 
  private:
@@ -47,8 +51,9 @@ struct ArenaRange {
   char* at(int rank) const { return memory->at(rank, offset); }
 };
 
-// See group.h. Its end means that no storage is bound to the slot any more; the slot itself rejoins the ring at the
-// plan's next vacate() or gather(), which happen at the same place of the call order on all ranks.
+// See group.h. Its end means that no storage is bound to the slot any more; the slot itself rejoins
+// the ring at the plan's next vacate() or gather(), which happen at the same place of the call
+// order on all ranks.
 class SlotLease {
  public:
   explicit SlotLease(std::shared_ptr<ArenaMemory> memory) : memory_(std::move(memory)) {}

@@ -1,7 +1,9 @@
-// The thread on which futures complete: no queue thread ever runs a callback (which may take an interpreter's lock).
+// The thread on which futures complete: no queue thread ever runs a callback (which may take an
+// interpreter's lock).
 //
-// Started by the first post(). stop() runs what was posted, then joins; called from a callback (whose last reference to
-// the group may be the one that it drops) it lets the thread end by itself. Thread-safe.
+// Started by the first post(). stop() runs what was posted, then joins; called from a callback
+// (whose last reference to the group may be the one that it drops) it lets the thread end by
+// itself. Thread-safe.
 #pragma once
 
 #include <functional>
@@ -15,7 +17,8 @@ class CompletionThread {
   CompletionThread();
   ~CompletionThread() { stop(); }
 
-  // Runs `work` on the completion thread, after all that was posted before; at once on the caller after stop().
+  // Runs `work` on the completion thread, after all that was posted before; at once on the caller
+  // after stop().
   void post(std::function<void()> work);
   void stop();
 
@@ -23,8 +26,9 @@ class CompletionThread {
   struct State;
   static void loop(const std::shared_ptr<State>& state);
 
-  std::shared_ptr<State> state_;  // shared with the thread, which may outlive this object by a moment
-  std::thread thread_;            // guarded by the state's mutex
+  // Shared with the thread, which may outlive this object by a moment.
+  std::shared_ptr<State> state_;
+  std::thread thread_;  // guarded by the state's mutex
 };
 
 }  // namespace tide

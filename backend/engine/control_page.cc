@@ -21,20 +21,29 @@ constexpr int64_t kFirstTable = kFirstRecord + kRecords * kRecordWords;
 constexpr int64_t kFirstRelease = kFirstTable + 2 * kTableWords;
 constexpr int64_t kAllWords = kFirstRelease + kAllocations;
 
-void store(std::atomic<uint64_t>& word, uint64_t value) { word.store(value, std::memory_order_relaxed); }
+void store(std::atomic<uint64_t>& word, uint64_t value) {
+  word.store(value, std::memory_order_relaxed);
+}
 uint64_t load(const std::atomic<uint64_t>& word) { return word.load(std::memory_order_relaxed); }
 
 }  // namespace
 
 const char* call_kind_name(CallKind kind) {
   switch (kind) {
-    case CallKind::kGather: return "gather";
-    case CallKind::kReduce: return "reduce";
-    case CallKind::kGatherList: return "gather_list";
-    case CallKind::kReduceList: return "reduce_list";
-    case CallKind::kAllocate: return "allocate";
-    case CallKind::kAreas: return "making of areas";
-    case CallKind::kPlan: return "plan";
+    case CallKind::kGather:
+      return "gather";
+    case CallKind::kReduce:
+      return "reduce";
+    case CallKind::kGatherList:
+      return "gather_list";
+    case CallKind::kReduceList:
+      return "reduce_list";
+    case CallKind::kAllocate:
+      return "allocate";
+    case CallKind::kAreas:
+      return "making of areas";
+    case CallKind::kPlan:
+      return "plan";
   }
   return "call";
 }
@@ -45,12 +54,14 @@ int64_t ControlPage::bytes(int ranks) {
 
 ControlPage::ControlPage(std::shared_ptr<Window> window, int rank, int ranks)
     : window_(std::move(window)), rank_(rank), ranks_(ranks) {
-  static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "words are shared between processes");
+  static_assert(sizeof(Word) == 8 && Word::is_always_lock_free,
+                "words are shared between processes");
   for (int r = 0; r < ranks; ++r) pages_.push_back(static_cast<char*>(window_->peer(r)));
 }
 
 uint32_t* ControlPage::word(int owner, int counter, int from) const {
-  return reinterpret_cast<uint32_t*>(pages_[owner] + (static_cast<int64_t>(counter) * ranks_ + from) * kLine);
+  return reinterpret_cast<uint32_t*>(pages_[owner] +
+                                     (static_cast<int64_t>(counter) * ranks_ + from) * kLine);
 }
 
 ControlPage::Word* ControlPage::words(int rank, int64_t first) const {
@@ -68,11 +79,15 @@ int64_t ControlPage::table_words(Direction direction) const {
 void ControlPage::publish(const CallRecord& record) {
   Word* words = this->words(rank_, record_words(record.sequence));
   words[0].store(0, std::memory_order_relaxed);
-  // Pairs with the acquire loads of words[1..] in read(): who sees a new field also sees that the sequence is gone.
+  // Pairs with the acquire loads of words[1..] in read(): who sees a new field also sees that the
+  // sequence is gone.
   words[1].store(static_cast<uint64_t>(record.kind) | static_cast<uint64_t>(record.refusal) << 8 |
-                     static_cast<uint64_t>(record.cause) << 16, std::memory_order_release);
-  words[2].store(static_cast<uint64_t>(static_cast<int64_t>(record.plan)), std::memory_order_release);
-  words[3].store(static_cast<uint64_t>(static_cast<int64_t>(record.slot)), std::memory_order_release);
+                     static_cast<uint64_t>(record.cause) << 16,
+                 std::memory_order_release);
+  words[2].store(static_cast<uint64_t>(static_cast<int64_t>(record.plan)),
+                 std::memory_order_release);
+  words[3].store(static_cast<uint64_t>(static_cast<int64_t>(record.slot)),
+                 std::memory_order_release);
   words[4].store(record.program_hash, std::memory_order_release);
   words[5].store(record.layout_hash, std::memory_order_release);
   words[6].store(record.options, std::memory_order_release);
@@ -111,7 +126,8 @@ uint64_t ControlPage::calls(int rank) const {
   return words(rank, kCallsWord)->load(std::memory_order_acquire);
 }
 
-void ControlPage::publish_table(Direction direction, uint64_t sequence, const std::vector<TensorDescriptor>& tensors,
+void ControlPage::publish_table(Direction direction, uint64_t sequence,
+                                const std::vector<TensorDescriptor>& tensors,
                                 const std::vector<Posting>& postings) {
   Word* header = words(rank_, table_words(direction));
   header[0].store(0, std::memory_order_relaxed);
@@ -120,7 +136,8 @@ void ControlPage::publish_table(Direction direction, uint64_t sequence, const st
   header[2].store(postings.empty() ? 0 : 1, std::memory_order_release);
   Word* entry = header + kHeaderWords;
   for (size_t i = 0; i < count; ++i, entry += kDescriptorWords) {
-    store(entry[0], static_cast<uint64_t>(tensors[i].parameter) << 8 | static_cast<uint64_t>(tensors[i].dtype));
+    store(entry[0], static_cast<uint64_t>(tensors[i].parameter) << 8 |
+                        static_cast<uint64_t>(tensors[i].dtype));
     store(entry[1], static_cast<uint64_t>(tensors[i].shard_numel));
     store(entry[2], static_cast<uint64_t>(tensors[i].unsharded_numel));
     store(entry[3], static_cast<uint64_t>(tensors[i].rows));

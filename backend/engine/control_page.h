@@ -1,15 +1,21 @@
-// The words through which the ranks of a group meet, in one window: every rank reads all pages and writes
-//   counters      into its peers' pages: the program's counters and one of the engine's, each on a cache line of its own
-//   call records  into its own page: what it calls, published when the call is made, before its first signal
-//   tables        into its own page: the tensors of the list call or reduce that runs now, one table a direction
-//   releases      into its own page: which allocations it has dropped
+// The words through which the ranks of a group meet, in one window: every rank reads all pages and
+// writes
 //
-// Ring of records: a call is overwritten kRecords calls later. A call may only be published once this rank's call
-// kRecords earlier is done, and a call is only done here when every peer has compared it, so nobody misses one.
-// Tables: a direction's calls run one after another, and the same argument leaves one table a direction enough.
+//   counters  into its peers' pages: the program's and one of the engine's, a cache line each
+//   records   into its own page: what it calls, published before the call's first signal
+//   tables    into its own page: the tensors of the list call or reduce that runs, one a direction
+//   releases  into its own page: which allocations it has dropped
 //
-// All words are atomics: a peer that is in another call may read them at any time. A record's or table's sequence is
-// stored last (release) and read first and again afterwards (acquire), so a torn record is never taken for a whole one.
+// Ring of records: a call is overwritten kRecords calls later. A call may only be published once
+// this rank's call kRecords earlier is done, and a call is only done here when every peer has
+// compared it, so nobody misses one. Tables: a direction's calls run one after another, and the
+// same argument leaves one table a direction enough.
+//
+// All words are atomics: a peer that is in another call may read them at any time. A record's
+// sequence is taken away first and stored last; read() loads it before and after the fields, and
+// publish() says which store meets which load, so a torn record is never taken for a whole one. A
+// table's sequence is stored last (release) and loaded first (acquire) by has_table(): what is read
+// behind it is whole while its call runs, and later good for messages only.
 #pragma once
 
 #include <atomic>
@@ -22,20 +28,34 @@
 
 namespace tide {
 
-enum class CallKind : uint8_t { kGather, kReduce, kGatherList, kReduceList, kAllocate, kAreas, kPlan };
+enum class CallKind : uint8_t {
+  kGather,
+  kReduce,
+  kGatherList,
+  kReduceList,
+  kAllocate,
+  kAreas,
+  kPlan
+};
 const char* call_kind_name(CallKind kind);
-inline bool is_reduce(CallKind kind) { return kind == CallKind::kReduce || kind == CallKind::kReduceList; }
-inline bool is_list(CallKind kind) { return kind == CallKind::kGatherList || kind == CallKind::kReduceList; }
+inline bool is_reduce(CallKind kind) {
+  return kind == CallKind::kReduce || kind == CallKind::kReduceList;
+}
+inline bool is_list(CallKind kind) {
+  return kind == CallKind::kGatherList || kind == CallKind::kReduceList;
+}
 
-// Counter after the program's, the same kind of word.
-inline constexpr int kMeetCounter = kCounterCount;          // "I am in this collective call of the calling thread"
+// Counter after the program's, the same kind of word: "I am in this collective call of the calling
+// thread".
+inline constexpr int kMeetCounter = kCounterCount;
 inline constexpr int kControlCounterCount = kCounterCount + 1;
 
 inline constexpr int kRecords = 512;
 inline constexpr int kTableTensors = 2048;
 inline constexpr int kAllocations = 4096;
 
-// Why a rank cannot join a meeting (allocate, creation of areas); its record says so, and all ranks refuse.
+// Why a rank cannot join a meeting (allocate, creation of areas); its record says so, and all ranks
+// refuse.
 enum class Refusal : uint8_t { kNone, kArenaLimit, kAllocations };
 
 // What a rank calls; equal on all ranks but for `refusal`.
@@ -47,8 +67,8 @@ struct CallRecord {
   CallKind cause = CallKind::kGather;  // creation of areas: the call that needs them
   Refusal refusal = Refusal::kNone;
   uint64_t program_hash = 0;
-  uint64_t layout_hash = 0;      // lists: of the layout; reduces: of subset and dtypes
-  uint64_t options = 0;          // packed: operation, output dtype, add, Slot-Reuse
+  uint64_t layout_hash = 0;  // lists: of the layout; reduces: of subset and dtypes
+  uint64_t options = 0;      // packed: operation, output dtype, add, Slot-Reuse
   uint64_t scale_bits = 0;
   uint64_t tensors = 0;
   uint64_t bytes = 0;
@@ -64,7 +84,8 @@ struct TensorDescriptor {
   bool operator==(const TensorDescriptor&) const = default;
 };
 
-// Where an output of a gather list lies: an allocation and an offset in it, or nowhere that peers can write (-1).
+// Where an output of a gather list lies: an allocation and an offset in it, or nowhere that peers
+// can write (-1).
 struct Posting {
   int64_t allocation = -1;
   int64_t offset = 0;
@@ -90,7 +111,8 @@ class ControlPage {
   uint64_t calls(int rank) const;
 
   // The first kTableTensors of the tensors; `postings` empty: bounce.
-  void publish_table(Direction direction, uint64_t sequence, const std::vector<TensorDescriptor>& tensors,
+  void publish_table(Direction direction, uint64_t sequence,
+                     const std::vector<TensorDescriptor>& tensors,
                      const std::vector<Posting>& postings);
   // Whether the table of `sequence` is there; the reads below are of whatever table is there.
   bool has_table(int rank, Direction direction, uint64_t sequence) const;

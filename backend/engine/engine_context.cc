@@ -9,18 +9,23 @@ const char* control_counter_name(int counter) {
   return counter_name(static_cast<Counter>(counter));
 }
 
-EngineContext::EngineContext(std::string name, std::unique_ptr<Fabric> fabric, std::chrono::milliseconds timeout)
+EngineContext::EngineContext(std::string name, std::unique_ptr<Fabric> fabric,
+                             std::chrono::milliseconds timeout)
     : name_(std::move(name)), fabric_(std::move(fabric)), timeout_(timeout.count()) {}
 
-std::string EngineContext::where() const { return "group '" + name_ + "', rank " + std::to_string(rank()); }
+std::string EngineContext::where() const {
+  return "group '" + name_ + "', rank " + std::to_string(rank());
+}
 
 std::string EngineContext::describe(const OperationState& operation) const {
   std::string text = operation.name();
   const WaitingFor waiting = operation.waiting();
   if (waiting.counter < 0 || !control) return text;
-  const uint32_t got = __atomic_load_n(control->word(rank(), waiting.counter, waiting.from), __ATOMIC_RELAXED);
+  const uint32_t got =
+      __atomic_load_n(control->word(rank(), waiting.counter, waiting.from), __ATOMIC_RELAXED);
   return text + ", waiting for " + control_counter_name(waiting.counter) + " from rank " +
-         std::to_string(waiting.from) + ", wanted " + std::to_string(waiting.value) + ", got " + std::to_string(got);
+         std::to_string(waiting.from) + ", wanted " + std::to_string(waiting.value) + ", got " +
+         std::to_string(got);
 }
 
 void EngineContext::break_group(const Status& reason, bool tell_peers) {
@@ -34,11 +39,12 @@ void EngineContext::peer_failed(int peer, const Status& reason) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const std::shared_ptr<OperationState>& operation : running_) {
-      if (operation) running += (running.empty() ? " while in " : " and in ") + describe(*operation);
+      if (operation)
+        running += (running.empty() ? " while in " : " and in ") + describe(*operation);
     }
   }
-  break_group(Status(ErrorKind::kPeerLost, where() + ": rank " + std::to_string(peer) + " failed" + running + ": " +
-                                               reason.message()),
+  break_group(Status(ErrorKind::kPeerLost, where() + ": rank " + std::to_string(peer) + " failed" +
+                                               running + ": " + reason.message()),
               false);
 }
 

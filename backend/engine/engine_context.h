@@ -1,5 +1,5 @@
-// What the parts of one group share: fabric, control page, failure, counters. Owned by the group, which outlives the
-// lanes and closes the fabric before it goes.
+// What the parts of one group share: fabric, control page, failure, counters. Owned by the group,
+// which outlives the lanes and closes the fabric before it goes.
 #pragma once
 
 #include <array>
@@ -32,7 +32,8 @@ const char* control_counter_name(int counter);
 
 class EngineContext {
  public:
-  EngineContext(std::string name, std::unique_ptr<Fabric> fabric, std::chrono::milliseconds timeout);
+  EngineContext(std::string name, std::unique_ptr<Fabric> fabric,
+                std::chrono::milliseconds timeout);
 
   const std::string& name() const { return name_; }
   int rank() const { return fabric_->rank(); }
@@ -43,12 +44,12 @@ class EngineContext {
 
   // "group 'default', rank 1".
   std::string where() const;
-  // "gather 17 of 'layers.3', waiting for gather_arrival from rank 2, wanted 35, got 34"; the operation alone when it
-  // does not wait.
+  // "gather 17 of 'layers.3', waiting for gather_arrival from rank 2, wanted 35, got 34"; the
+  // operation alone when it does not wait.
   std::string describe(const OperationState& operation) const;
 
-  // The first error breaks the group: kept, own waits end, peers are told (not when a peer's own failure is the reason).
-  // Any thread.
+  // The first error breaks the group: kept, own waits end, peers are told (not when a peer's own
+  // failure is the reason). Any thread.
   void break_group(const Status& reason, bool tell_peers);
   // The fabric's listener.
   void peer_failed(int peer, const Status& reason);
@@ -56,7 +57,7 @@ class EngineContext {
   // What a lane runs now (null: nothing), for peer_failed().
   void set_running(Lane lane, std::shared_ptr<OperationState> operation);
 
-  std::shared_ptr<ControlPage> control;       // set once, before the first call
+  std::shared_ptr<ControlPage> control;  // set once, before the first call
   std::unique_ptr<Agreement> agreement;
   std::unique_ptr<Allocations> allocations;
   Failure failure;

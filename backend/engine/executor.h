@@ -1,8 +1,9 @@
-// Runs programs: turns each step into calls of the fabric by resolving ranges of pieces to blocks of memory.
+// Runs programs: turns each step into calls of the fabric by resolving ranges of pieces to blocks
+// of memory.
 //
-// One executor per thread that runs steps; it keeps its scratch memory, so that a step allocates nothing after the
-// first few. Errors come back with the group's, the operation's and the waiting step's names in them; the caller breaks
-// the group with them.
+// One executor per thread that runs steps; it keeps its scratch memory, so that a step allocates
+// nothing after the first few. Errors come back with the group's, the operation's and the waiting
+// step's names in them; the caller breaks the group with them.
 #pragma once
 
 #include <vector>
@@ -15,11 +16,12 @@ class Executor {
  public:
   explicit Executor(EngineContext* context);
 
-  // All of the operation's steps that belong to `lane`, in list order, after the operations that it depends on.
+  // All of the operation's steps that belong to `lane`, in list order, after the operations that it
+  // depends on.
   Status run(OperationState& operation, Lane lane);
 
-  // A meeting of the calling threads: all ranks have published an equal record. `value` counts meetings; `layout` may be
-  // null.
+  // A meeting of the calling threads: all ranks have published an equal record. `value` counts
+  // meetings; `layout` may be null.
   Status meet(const CallRecord& record, uint32_t value, const GroupLayout* layout);
 
  private:

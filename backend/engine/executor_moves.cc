@@ -15,7 +15,8 @@ int64_t element_bytes(const Binding& binding, Direction direction, int p) {
                                                      : binding.layout->parameter(p).dtype);
 }
 
-// One side of a copy for one piece: block addresses are base + (place or shard offset - origin) * element bytes.
+// One side of a copy for one piece: block addresses are base + (place or shard offset - origin) *
+// element bytes.
 struct Side {
   char* base = nullptr;
   bool places = false;
@@ -30,7 +31,8 @@ struct Side {
 };
 
 char* slice_base(const ArenaRange& range, int owner, const Program& program, int area, int slice) {
-  return range.at(owner) + (static_cast<int64_t>(area) * program.ranks + slice) * program.slice_bytes;
+  return range.at(owner) +
+         (static_cast<int64_t>(area) * program.ranks + slice) * program.slice_bytes;
 }
 
 // Pieces never reach past an unsharded tensor that has no room for padding.
@@ -57,30 +59,35 @@ Status Executor::copy(const Binding& binding, const Program& program, const Step
         result = {static_cast<char*>(const_cast<void*>(binding.gradients[p])), true, 0};
         break;
       case Space::kStaging:
-        result = {slice_base(binding.staging, rank, program, step.area, step.slice) + piece.packed_offset, false,
-                  piece.begin};
+        result = {
+            slice_base(binding.staging, rank, program, step.area, step.slice) + piece.packed_offset,
+            false, piece.begin};
         break;
       case Space::kLanding:
-        result = {slice_base(binding.landing, rank, program, step.area, step.slice) + piece.packed_offset, false,
-                  piece.begin};
+        result = {
+            slice_base(binding.landing, rank, program, step.area, step.slice) + piece.packed_offset,
+            false, piece.begin};
         break;
       case Space::kOutput:
-        result.base = rank == context_->rank() ? static_cast<char*>(binding.outputs[p])
-                                               : peer_outputs_[static_cast<size_t>(rank) * layout.size() + p];
+        result.base = rank == context_->rank()
+                          ? static_cast<char*>(binding.outputs[p])
+                          : peer_outputs_[static_cast<size_t>(rank) * layout.size() + p];
         result.places = program.direction == Direction::kGather;
         break;
     }
     return result;
   };
 
-  const bool clip = !has_padding(step.from, program.direction) || !has_padding(step.to, program.direction);
+  const bool clip =
+      !has_padding(step.from, program.direction) || !has_padding(step.to, program.direction);
   const int queue = static_cast<int>(step.queue);
   uint64_t moved = 0;
   copies_.clear();
   for (int i = step.first_piece; i < step.last_piece; ++i) {
     const Piece& piece = program.pieces[i];
     int64_t numel = piece.numel;
-    if (clip) numel = std::min(numel, layout.valid_numel(piece.parameter, step.shard) - piece.begin);
+    if (clip)
+      numel = std::min(numel, layout.valid_numel(piece.parameter, step.shard) - piece.begin);
     Block blocks[3];
     const int count = layout.blocks(piece.parameter, step.shard, piece.begin, numel, blocks);
     if (count == 0) continue;
@@ -89,17 +96,20 @@ Status Executor::copy(const Binding& binding, const Program& program, const Step
     const int64_t bytes = element_bytes(binding, program.direction, piece.parameter);
     for (int b = 0; b < count; ++b) {
       const Block& block = blocks[b];
-      copies_.push_back({to.at(block, bytes), from.at(block, bytes), block.rows, block.row_numel * bytes,
-                         to.pitch(block, bytes), from.pitch(block, bytes)});
+      copies_.push_back({to.at(block, bytes), from.at(block, bytes), block.rows,
+                         block.row_numel * bytes, to.pitch(block, bytes),
+                         from.pitch(block, bytes)});
       moved += static_cast<uint64_t>(block.rows * block.row_numel * bytes);
     }
     if (copies_.size() + 3 > kBatch) {
-      TIDE_RETURN_IF_ERROR(context_->fabric().copy(queue, copies_.data(), static_cast<int>(copies_.size())));
+      TIDE_RETURN_IF_ERROR(
+          context_->fabric().copy(queue, copies_.data(), static_cast<int>(copies_.size())));
       copies_.clear();
     }
   }
   if (!copies_.empty()) {
-    TIDE_RETURN_IF_ERROR(context_->fabric().copy(queue, copies_.data(), static_cast<int>(copies_.size())));
+    TIDE_RETURN_IF_ERROR(
+        context_->fabric().copy(queue, copies_.data(), static_cast<int>(copies_.size())));
   }
   (owner == context_->rank() ? context_->bytes_copied : context_->bytes_pushed) += moved;
   return Status::ok();
@@ -123,17 +133,19 @@ Status Executor::cast(const Binding& binding, const Program& program, const Step
       const Block& block = blocks[b];
       for (int64_t row = 0; row < block.rows; ++row) {
         casts_.push_back({slot + (block.place_begin + row * block.place_pitch) * to_bytes,
-                          shard + (block.shard_begin + row * block.shard_pitch) * from_bytes, block.row_numel,
-                          parameter.dtype, parameter.shard_dtype});
+                          shard + (block.shard_begin + row * block.shard_pitch) * from_bytes,
+                          block.row_numel, parameter.dtype, parameter.shard_dtype});
         if (casts_.size() < kBatch) continue;
-        TIDE_RETURN_IF_ERROR(context_->fabric().cast(queue, casts_.data(), static_cast<int>(casts_.size())));
+        TIDE_RETURN_IF_ERROR(
+            context_->fabric().cast(queue, casts_.data(), static_cast<int>(casts_.size())));
         casts_.clear();
       }
       written += static_cast<uint64_t>(block.rows * block.row_numel * to_bytes);
     }
   }
   if (!casts_.empty()) {
-    TIDE_RETURN_IF_ERROR(context_->fabric().cast(queue, casts_.data(), static_cast<int>(casts_.size())));
+    TIDE_RETURN_IF_ERROR(
+        context_->fabric().cast(queue, casts_.data(), static_cast<int>(casts_.size())));
   }
   context_->bytes_copied += written;
   return Status::ok();
@@ -148,28 +160,33 @@ Status Executor::accumulate(const Binding& binding, const Program& program, cons
   const auto flush = [&] {
     const size_t count = std::exchange(used, 0);
     if (count == 0) return Status::ok();
-    return context_->fabric().accumulate(queue, sums_.data(), static_cast<int>(count), binding.options);
+    return context_->fabric().accumulate(queue, sums_.data(), static_cast<int>(count),
+                                         binding.options);
   };
   for (int i = step.first_piece; i < step.last_piece; ++i) {
     const Piece& piece = program.pieces[i];
     const int p = piece.parameter;
-    const int64_t valid = std::clamp<int64_t>(layout.valid_numel(p, own) - piece.begin, 0, piece.numel);
+    const int64_t valid =
+        std::clamp<int64_t>(layout.valid_numel(p, own) - piece.begin, 0, piece.numel);
     const int64_t slice_bytes = dtype_bytes(binding.gradient_dtypes[p]);
     const int64_t output_bytes = dtype_bytes(binding.output_dtype);
     const char* gradient = static_cast<const char*>(binding.gradients[p]);
     Block blocks[3];
     int count = layout.blocks(p, own, piece.begin, valid, blocks);
-    if (count == 0 && piece.numel > 0) blocks[count++] = Block{piece.begin, 0, 1, 0, 0, 0};  // padding alone
+    if (count == 0 && piece.numel > 0)
+      blocks[count++] = Block{piece.begin, 0, 1, 0, 0, 0};  // padding alone
     for (int b = 0; b < count; ++b) {
       for (int64_t row = 0; row < blocks[b].rows; ++row) {
-        if (used == sums_.size()) sums_.emplace_back().slices.resize(static_cast<size_t>(program.ranks));
+        if (used == sums_.size())
+          sums_.emplace_back().slices.resize(static_cast<size_t>(program.ranks));
         AccumulateBlock& sum = sums_[used++];
         const int64_t shard_begin = blocks[b].shard_begin + row * blocks[b].shard_pitch;
         const int64_t place_begin = blocks[b].place_begin + row * blocks[b].place_pitch;
         for (int rank = 0; rank < program.ranks; ++rank) {
-          sum.slices[rank] = rank == own ? gradient + place_begin * slice_bytes
-                                         : slice_base(binding.staging, own, program, step.area, rank) +
-                                               piece.packed_offset + (shard_begin - piece.begin) * slice_bytes;
+          sum.slices[rank] =
+              rank == own ? gradient + place_begin * slice_bytes
+                          : slice_base(binding.staging, own, program, step.area, rank) +
+                                piece.packed_offset + (shard_begin - piece.begin) * slice_bytes;
         }
         sum.output = static_cast<char*>(binding.outputs[p]) + shard_begin * output_bytes;
         sum.numel = blocks[b].row_numel;

@@ -1,6 +1,7 @@
 // The group's first error: set once, kept for good, looked at by every wait.
 //
-// Thread-safe. The flag is what WaitGuard::failed points to; it is set after the status can be read.
+// Thread-safe. The flag is what WaitGuard::failed points to; it is set after the status can be
+// read.
 #pragma once
 
 #include <atomic>

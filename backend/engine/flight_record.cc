@@ -15,7 +15,8 @@ std::string quoted(const std::string& text) {
       result += c;
     } else if (static_cast<unsigned char>(c) < 0x20) {
       char escape[8];
-      std::snprintf(escape, sizeof(escape), "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+      std::snprintf(escape, sizeof(escape), "\\u%04x",
+                    static_cast<unsigned>(static_cast<unsigned char>(c)));
       result += escape;
     } else {
       result += c;
@@ -26,10 +27,14 @@ std::string quoted(const std::string& text) {
 
 const char* phase_name(OperationState::Phase phase) {
   switch (phase) {
-    case OperationState::Phase::kQueued: return "queued";
-    case OperationState::Phase::kRunning: return "running";
-    case OperationState::Phase::kDone: return "done";
-    case OperationState::Phase::kFailed: return "failed";
+    case OperationState::Phase::kQueued:
+      return "queued";
+    case OperationState::Phase::kRunning:
+      return "running";
+    case OperationState::Phase::kDone:
+      return "done";
+    case OperationState::Phase::kFailed:
+      return "failed";
   }
   return "";
 }
@@ -37,16 +42,20 @@ const char* phase_name(OperationState::Phase phase) {
 std::string operation_json(const EngineContext& context, const OperationState& operation) {
   const OperationState::Phase phase = operation.phase();
   const OperationState::Times times = operation.times();
-  const bool ended = phase == OperationState::Phase::kDone || phase == OperationState::Phase::kFailed;
-  const auto duration = std::chrono::duration_cast<std::chrono::microseconds>((ended ? times.done : Clock::now()) -
-                                                                              times.queued);
-  std::string json = "{\"sequence\": " + std::to_string(operation.record().sequence) + ", \"kind\": \"" +
-                     call_kind_name(operation.record().kind) + "\", \"subject\": " + quoted(operation.subject()) +
-                     ", \"state\": \"" + phase_name(phase) + "\", \"bytes\": " +
-                     std::to_string(operation.record().bytes) +
+  const bool ended =
+      phase == OperationState::Phase::kDone || phase == OperationState::Phase::kFailed;
+  const auto duration = std::chrono::duration_cast<std::chrono::microseconds>(
+      (ended ? times.done : Clock::now()) - times.queued);
+  std::string json = "{\"sequence\": " + std::to_string(operation.record().sequence) +
+                     ", \"kind\": \"" + call_kind_name(operation.record().kind) +
+                     "\", \"subject\": " + quoted(operation.subject()) + ", \"state\": \"" +
+                     phase_name(phase) +
+                     "\", \"bytes\": " + std::to_string(operation.record().bytes) +
                      ", \"microseconds\": " + std::to_string(duration.count());
-  if (phase == OperationState::Phase::kRunning) json += ", \"waiting\": " + quoted(context.describe(operation));
-  if (phase == OperationState::Phase::kFailed) json += ", \"error\": " + quoted(operation.status().to_string());
+  if (phase == OperationState::Phase::kRunning)
+    json += ", \"waiting\": " + quoted(context.describe(operation));
+  if (phase == OperationState::Phase::kFailed)
+    json += ", \"error\": " + quoted(operation.status().to_string());
   return json + "}";
 }
 
@@ -79,14 +88,17 @@ std::string FlightRecord::to_json(const EngineContext& context, int count) const
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (uint64_t i = 0; i < kRecords; ++i) {
-      if (const auto& operation = operations_[(next_ + i) % kRecords]) operations.push_back(operation);
+      if (const auto& operation = operations_[(next_ + i) % kRecords])
+        operations.push_back(operation);
     }
   }
   const size_t wanted = std::min(operations.size(), static_cast<size_t>(std::max(0, count)));
   const Status error = context.failure.status();
-  std::string json = "{\"group\": " + quoted(context.name()) + ", \"rank\": " + std::to_string(context.rank()) +
+  std::string json = "{\"group\": " + quoted(context.name()) +
+                     ", \"rank\": " + std::to_string(context.rank()) +
                      ", \"ranks\": " + std::to_string(context.ranks()) +
-                     ", \"error\": " + (error.is_ok() ? "null" : quoted(error.to_string())) + ", \"operations\": [";
+                     ", \"error\": " + (error.is_ok() ? "null" : quoted(error.to_string())) +
+                     ", \"operations\": [";
   for (size_t i = operations.size() - wanted; i < operations.size(); ++i) {
     if (i > operations.size() - wanted) json += ", ";
     json += operation_json(context, *operations[i]);

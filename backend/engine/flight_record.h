@@ -1,7 +1,7 @@
 // The last operations of a group, for dumps: what each was, where it stands, and what it waits for.
 //
-// Also the group's memory of what is in flight: an operation's place is taken again kRecords calls later, which the
-// calling thread does only when it is done. Thread-safe.
+// Also the group's memory of what is in flight: an operation's place is taken again kRecords calls
+// later, which the calling thread does only when it is done. Thread-safe.
 #pragma once
 
 #include <memory>
@@ -25,8 +25,9 @@ class FlightRecord {
   // Those that are not done, in call order.
   std::vector<std::shared_ptr<OperationState>> in_flight() const;
 
-  // {"group": ..., "rank": ..., "error": ..., "operations": [{"sequence", "kind", "subject", "state", "bytes",
-  // "microseconds", "waiting", "error"}, ...]} with the last `count` operations, oldest first. Times run from the call.
+  // {"group": ..., "rank": ..., "error": ..., "operations": [{"sequence", "kind", "subject",
+  // "state", "bytes", "microseconds", "waiting", "error"}, ...]} with the last `count` operations,
+  // oldest first. Times run from the call.
   std::string to_json(const EngineContext& context, int count) const;
 
  private:

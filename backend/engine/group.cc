@@ -13,24 +13,30 @@ constexpr std::chrono::seconds kClosePatience{1};
 
 const char* refusal_text(Refusal refusal) {
   switch (refusal) {
-    case Refusal::kNone: return "";
-    case Refusal::kArenaLimit: return "its process would pass the arena limit (TIDE_ARENA_LIMIT)";
-    case Refusal::kAllocations: return "too many allocations of this group are in use";
+    case Refusal::kNone:
+      return "";
+    case Refusal::kArenaLimit:
+      return "its process would pass the arena limit (TIDE_ARENA_LIMIT)";
+    case Refusal::kAllocations:
+      return "too many allocations of this group are in use";
   }
   return "unknown reason";
 }
 
 }  // namespace
 
-Result<std::shared_ptr<Group>> Group::create(const GroupOptions& options, std::unique_ptr<Fabric> fabric,
+Result<std::shared_ptr<Group>> Group::create(const GroupOptions& options,
+                                             std::unique_ptr<Fabric> fabric,
                                              std::shared_ptr<KeyValueStore> store) {
   if (!fabric->capabilities().blocking) {
-    return Status(ErrorKind::kUnsupported, "group '" + options.name + "': a fabric that enqueues has no executor");
+    return Status(ErrorKind::kUnsupported,
+                  "group '" + options.name + "': a fabric that enqueues has no executor");
   }
   if (options.staging_slice_bytes < 64 || options.landing_slice_bytes < 64) {
-    return Status(ErrorKind::kInvalidUse, "group '" + options.name + "': slices must have at least 64 bytes, got " +
-                                              std::to_string(options.staging_slice_bytes) + " of staging and " +
-                                              std::to_string(options.landing_slice_bytes) + " of landing");
+    return Status(ErrorKind::kInvalidUse,
+                  "group '" + options.name + "': slices must have at least 64 bytes, got " +
+                      std::to_string(options.staging_slice_bytes) + " of staging and " +
+                      std::to_string(options.landing_slice_bytes) + " of landing");
   }
   auto group = std::make_shared<GroupImpl>(options, std::move(fabric), std::move(store));
   TIDE_RETURN_IF_ERROR(group->open());
@@ -51,14 +57,16 @@ GroupImpl::GroupImpl(const GroupOptions& options, std::unique_ptr<Fabric> fabric
 GroupImpl::~GroupImpl() { close(); }
 
 Status GroupImpl::open() {
-  context_.fabric().on_peer_failure([this](int rank, const Status& reason) { context_.peer_failed(rank, reason); });
+  context_.fabric().on_peer_failure(
+      [this](int rank, const Status& reason) { context_.peer_failed(rank, reason); });
   Result<std::shared_ptr<Window>> window =
       context_.fabric().create_window(ControlPage::bytes(context_.ranks()), deadline());
   if (!window.is_ok()) {
     const Status& reason = window.status();
     return Status(reason.kind(), context_.where() + ": no control page: " + reason.message());
   }
-  context_.control = std::make_shared<ControlPage>(window.value(), context_.rank(), context_.ranks());
+  context_.control =
+      std::make_shared<ControlPage>(window.value(), context_.rank(), context_.ranks());
   context_.agreement = std::make_unique<Agreement>(context_.control, options_.name);
   context_.allocations = std::make_unique<Allocations>(context_.control);
   return Status::ok();
@@ -82,7 +90,8 @@ Result<uint64_t> GroupImpl::next_sequence() {
   return sequence_++;
 }
 
-std::shared_ptr<OperationState> GroupImpl::start(CallRecord record, std::string subject, Binding binding, Lane lane) {
+std::shared_ptr<OperationState> GroupImpl::start(CallRecord record, std::string subject,
+                                                 Binding binding, Lane lane) {
   auto operation = std::make_shared<OperationState>(record, std::move(subject), completion_);
   const bool moves = !binding.moves.empty();
   operation->binding() = std::move(binding);
@@ -104,7 +113,8 @@ Status GroupImpl::meet(CallRecord record, const Binding* call) {
     context_.control->publish_table(direction, record.sequence, call->descriptors, {});
   }
   context_.control->publish(record);
-  const Status met = caller_.meet(record, ++meetings_, call == nullptr ? nullptr : call->layout.get());
+  const Status met =
+      caller_.meet(record, ++meetings_, call == nullptr ? nullptr : call->layout.get());
   if (!met.is_ok()) {
     context_.break_group(met, true);
     return context_.failure.status();
@@ -113,16 +123,19 @@ Status GroupImpl::meet(CallRecord record, const Binding* call) {
     CallRecord other;
     if (context_.control->read(rank, record.sequence, &other) != ControlPage::Found::kYes) continue;
     if (other.refusal == Refusal::kNone) continue;
-    return Status(ErrorKind::kUnsupported, "group '" + context_.name() + "': " + context_.agreement->describe(record) +
-                                               ": rank " + std::to_string(rank) + ": " + refusal_text(other.refusal));
+    return Status(ErrorKind::kUnsupported,
+                  "group '" + context_.name() + "': " + context_.agreement->describe(record) +
+                      ": rank " + std::to_string(rank) + ": " + refusal_text(other.refusal));
   }
   return Status::ok();
 }
 
-Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(const CallRecord& wanted, int64_t bytes,
+Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(const CallRecord& wanted,
+                                                                int64_t bytes,
                                                                 const Binding* call) {
   CallRecord record = wanted;
-  if (options_.arena_limit_bytes > 0 && process_arena_bytes() + bytes > options_.arena_limit_bytes) {
+  if (options_.arena_limit_bytes > 0 &&
+      process_arena_bytes() + bytes > options_.arena_limit_bytes) {
     record.refusal = Refusal::kArenaLimit;
   } else if (record.kind == CallKind::kAllocate && !context_.allocations->full().empty()) {
     record.refusal = Refusal::kAllocations;
@@ -131,9 +144,9 @@ Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(const CallRecord
   Result<std::shared_ptr<ArenaMemory>> memory =
       ArenaMemory::create(context_.fabric(), bytes, deadline(), arena_bytes_);
   if (memory.is_ok()) return memory;
-  const Status reason(memory.status().kind(),
-                      context_.where() + ": " + context_.agreement->describe(record) + ": " +
-                          memory.status().message());
+  const Status reason(memory.status().kind(), context_.where() + ": " +
+                                                  context_.agreement->describe(record) + ": " +
+                                                  memory.status().message());
   if (reason.kind() == ErrorKind::kTimeout || reason.kind() == ErrorKind::kPeerLost) {
     context_.break_group(reason, true);
     return context_.failure.status();
@@ -141,7 +154,8 @@ Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(const CallRecord
   return Status(ErrorKind::kUnsupported, reason.message());
 }
 
-Status GroupImpl::ensure_area(const CallRecord& cause, const Binding& call, ArenaRange* area, int64_t bytes) {
+Status GroupImpl::ensure_area(const CallRecord& cause, const Binding& call, ArenaRange* area,
+                              int64_t bytes) {
   if (area->memory) return Status::ok();
   TIDE_RETURN_IF_ERROR(drain());
   CallRecord record = cause;
@@ -153,9 +167,13 @@ Status GroupImpl::ensure_area(const CallRecord& cause, const Binding& call, Aren
   return Status::ok();
 }
 
-int64_t GroupImpl::staging_area_bytes() const { return 2 * context_.ranks() * options_.staging_slice_bytes; }
+int64_t GroupImpl::staging_area_bytes() const {
+  return 2 * context_.ranks() * options_.staging_slice_bytes;
+}
 
-int64_t GroupImpl::landing_area_bytes() const { return 2 * context_.ranks() * options_.landing_slice_bytes; }
+int64_t GroupImpl::landing_area_bytes() const {
+  return 2 * context_.ranks() * options_.landing_slice_bytes;
+}
 
 Result<std::shared_ptr<void>> GroupImpl::allocate(int64_t bytes) {
   std::lock_guard<std::mutex> calling(call_mutex_);
@@ -194,20 +212,25 @@ void GroupImpl::close() {
     calls.try_lock();
   }
   if (!calls.owns_lock()) {
-    context_.break_group(Status(ErrorKind::kPeerLost, context_.where() + ": closed during a call"), true);
+    context_.break_group(Status(ErrorKind::kPeerLost, context_.where() + ": closed during a call"),
+                         true);
     calls.lock();
   }
   for (const std::shared_ptr<OperationState>& operation : flight_record_.in_flight()) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(patience - Clock::now());
-    if (operation->wait(std::max(left, std::chrono::milliseconds(0))).kind() == ErrorKind::kTimeout) break;
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(patience - Clock::now());
+    if (operation->wait(std::max(left, std::chrono::milliseconds(0))).kind() == ErrorKind::kTimeout)
+      break;
   }
   if (!flight_record_.in_flight().empty()) {
-    context_.break_group(Status(ErrorKind::kPeerLost, context_.where() + ": closed while operations were in flight"),
-                         true);
+    context_.break_group(
+        Status(ErrorKind::kPeerLost, context_.where() + ": closed while operations were in flight"),
+        true);
   }
   lanes_.stop();
   completion_->stop();
-  // A goodbye alone would leave a peer that has not heard of the failure with "rank closed the group".
+  // A goodbye alone would leave a peer that has not heard of the failure with "rank closed the
+  // group".
   const Status failed = context_.failure.status();
   if (!failed.is_ok()) context_.fabric().fail(failed);
   context_.fabric().close();

@@ -1,10 +1,11 @@
-// The engine's face: one Group per (process group, kind of device). It owns the arena, the queues and the operations;
-// it knows fabrics and plans, no torch.
+// The engine's face: one Group per (process group, kind of device). It owns the arena, the queues
+// and the operations; it knows fabrics and plans, no torch.
 //
-// Calls on one Group come from one thread at a time and in the same order on all ranks (c10d's own rule). Waits on
-// operations may come from any thread. The first error breaks the group: it is kept, every later call returns it,
-// every operation in flight ends with it, peers are told. close() returns within a second or two, also after an error;
-// memory that storages still use stays mapped until their SlotLease or shared_ptr<void> is gone.
+// Calls on one Group come from one thread at a time and in the same order on all ranks (c10d's own
+// rule). Waits on operations may come from any thread. The first error breaks the group: it is
+// kept, every later call returns it, every operation in flight ends with it, peers are told.
+// close() returns within a second or two, also after an error; memory that storages still use stays
+// mapped until their SlotLease or shared_ptr<void> is gone.
 #pragma once
 
 #include <chrono>
@@ -21,12 +22,12 @@
 namespace tide {
 
 struct GroupOptions {
-  std::string name;                                   // for messages: the process group's name
-  std::chrono::milliseconds timeout{1'800'000};       // of every wait
-  int64_t staging_slice_bytes = 2 << 20;              // area staging: bytes of one slice of one area
-  int64_t landing_slice_bytes = 1 << 20;              // bounced gathers: bytes of one slice of one area
-  int64_t arena_limit_bytes = 0;                      // of this process, all groups together; 0: none
-  int flight_record_size = 256;                       // operations kept for dumps
+  std::string name;                              // for messages: the process group's name
+  std::chrono::milliseconds timeout{1'800'000};  // of every wait
+  int64_t staging_slice_bytes = 2 << 20;         // area staging: bytes of one slice of one area
+  int64_t landing_slice_bytes = 1 << 20;         // bounced gathers: bytes of one slice of one area
+  int64_t arena_limit_bytes = 0;                 // of this process, all groups together; 0: none
+  int flight_record_size = 256;                  // operations that a dump shows, at most kRecords
 };
 
 enum class Staging : uint8_t { kNone, kLeased, kArea };
@@ -35,25 +36,27 @@ enum class Staging : uint8_t { kNone, kLeased, kArea };
 struct PlanRequest {
   std::string name;
   std::vector<Parameter> parameters;
-  std::string refusal;              // why this rank cannot serve it; empty: it can
+  std::string refusal;  // why this rank cannot serve it; empty: it can
   bool serve_gather = true;
   bool serve_reduce = true;
-  bool stays_unsharded = false;     // keeps a slot of its own from forward to backward (root, reshard_after_forward=False)
-  bool may_lease = true;            // reshards after backward and runs in In-Place mode: its slot may be staging
+  // Keeps a slot of its own from forward to backward (root, reshard_after_forward=False).
+  bool stays_unsharded = false;
+  // Reshards after backward and runs in In-Place mode: its slot may be staging.
+  bool may_lease = true;
   DType gradient_dtype = DType::kBFloat16;  // expected; a call with wider gradients uses the area
 };
 
 // What the vote said, equal on all ranks.
 struct PlanAnswer {
   bool accepted = false;
-  std::string reason;               // the first refusing rank's, when not accepted: "rank 2: ..."
-  int plan = -1;                    // index for the calls below
+  std::string reason;  // the first refusing rank's, when not accepted: "rank 2: ..."
+  int plan = -1;       // index for the calls below
   Staging staging = Staging::kNone;
   int64_t slot_bytes = 0;
 };
 
-// Memory of one slot as long as storages are bound to it. One object per gather; each bound storage holds a copy and
-// drops it when torch frees the storage. Thread-safe.
+// Memory of one slot as long as storages are bound to it. One object per gather; each bound storage
+// holds a copy and drops it when torch frees the storage. Thread-safe.
 class SlotLease;
 
 struct GatherCall {
@@ -63,63 +66,73 @@ struct GatherCall {
 struct GatherStarted {
   std::shared_ptr<Operation> operation;
   std::shared_ptr<SlotLease> lease;
-  std::vector<void*> places;        // unsharded parameters in the slot, one per parameter
+  std::vector<void*> places;  // unsharded parameters in the slot, one per parameter
   int slot = -1;
 };
 
 struct ReduceCall {
   int plan = -1;
-  std::vector<int> parameters;            // ascending indices into the plan: those with gradients
-  std::vector<DType> gradient_dtypes;     // parallel
-  std::vector<const void*> gradients;     // parallel: unsharded, contiguous, without padding
-  std::vector<void*> outputs;             // parallel: shard_numel elements each
+  std::vector<int> parameters;         // ascending indices into the plan: those with gradients
+  std::vector<DType> gradient_dtypes;  // parallel
+  std::vector<const void*> gradients;  // parallel: unsharded, contiguous, without padding
+  std::vector<void*> outputs;          // parallel: shard_numel elements each
   DType output_dtype = DType::kFloat32;
   AccumulateOptions options;
-  bool slot_reuse = false;                // move the gradients into the slot that this plan vacated last, read them there
+  // Move the gradients into the slot that this plan vacated last, read them there.
+  bool slot_reuse = false;
 };
 
-struct GroupCounters {                    // since creation
+struct GroupCounters {  // since creation
   uint64_t operations = 0;
-  uint64_t bytes_pushed = 0;              // into peers' memory by this rank
-  uint64_t bytes_copied = 0;              // own copies, casts, unpacks, moves of Slot-Reuse
-  uint64_t bytes_summed = 0;              // read by accumulates
+  uint64_t bytes_pushed = 0;  // into peers' memory by this rank
+  uint64_t bytes_copied = 0;  // own copies, casts, unpacks, moves of Slot-Reuse
+  uint64_t bytes_summed = 0;  // read by accumulates
   int64_t arena_bytes = 0;
 };
 
 class Group {
  public:
   // Collective over the fabric's ranks: makes the control page. The store is used for votes.
-  static Result<std::shared_ptr<Group>> create(const GroupOptions& options, std::unique_ptr<Fabric> fabric,
+  static Result<std::shared_ptr<Group>> create(const GroupOptions& options,
+                                               std::unique_ptr<Fabric> fabric,
                                                std::shared_ptr<KeyValueStore> store);
   virtual ~Group() = default;
 
-  // Collective vote over all groups of one root: each accepted group gets a plan, and the arena grows to hold the slots:
-  // prefetch_depth + 1 shared ones of the largest group that reshards, one more where staging is leased, one of its own
-  // per group that stays unsharded. A refusal on one rank refuses on all. Drains this rank's operations first.
-  virtual Result<std::vector<PlanAnswer>> plan(const std::vector<PlanRequest>& requests, int prefetch_depth) = 0;
+  // Collective vote over all groups of one root: each accepted group gets a plan, and the arena
+  // grows to hold the slots: prefetch_depth + 1 shared ones of the largest group that reshards, one
+  // more where staging is leased, one of its own per group that stays unsharded. A refusal on one
+  // rank refuses on all. Drains this rank's operations first.
+  virtual Result<std::vector<PlanAnswer>> plan(const std::vector<PlanRequest>& requests,
+                                               int prefetch_depth) = 0;
 
-  // kUnsupported with a reason when no slot is free (equal on all ranks, as slots follow call order): go stock this once.
+  // kUnsupported with a reason when no slot is free (equal on all ranks, as slots follow call
+  // order): go stock this once.
   virtual Result<GatherStarted> gather(const GatherCall& call) = 0;
-  // The plan's slot is free from here in call order (the storages are unbound). No-op when it holds none.
+  // The plan's slot is free from here in call order (the storages are unbound). No-op when it holds
+  // none.
   virtual Status vacate(int plan) = 0;
   virtual Result<std::shared_ptr<Operation>> reduce(const ReduceCall& call) = 0;
 
   // Coalesced calls: lists of (output, input) pairs described by `layout` (names: "tensor 3").
-  // `allocations` as returned by allocate() make a gather straight when every rank's outputs lie in them.
+  // `allocations` as returned by allocate() make a gather straight when every rank's outputs lie in
+  // them.
   virtual Result<std::shared_ptr<Operation>> gather_list(std::shared_ptr<const GroupLayout> layout,
                                                          const std::vector<const void*>& inputs,
                                                          const std::vector<void*>& outputs) = 0;
   virtual Result<std::shared_ptr<Operation>> reduce_list(std::shared_ptr<const GroupLayout> layout,
                                                          const std::vector<const void*>& inputs,
-                                                         const std::vector<void*>& outputs, DType output_dtype,
+                                                         const std::vector<void*>& outputs,
+                                                         DType output_dtype,
                                                          const AccumulateOptions& options) = 0;
 
-  // Collective, same order and sizes on all ranks: zeroed memory that peers can write, freed with the last copy.
+  // Collective, same order and sizes on all ranks: zeroed memory that peers can write, freed with
+  // the last copy.
   virtual Result<std::shared_ptr<void>> allocate(int64_t bytes) = 0;
 
   virtual GroupCounters counters() const = 0;
-  virtual Status error() const = 0;               // OK until the group broke
-  virtual std::string flight_record() const = 0;  // JSON: the last operations with their state and sequence
+  virtual Status error() const = 0;  // OK until the group broke
+  // JSON: the last operations with their state and sequence.
+  virtual std::string flight_record() const = 0;
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
   // Breaks the group on purpose: operations end with `reason`, peers are told.

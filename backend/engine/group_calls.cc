@@ -14,13 +14,16 @@ TensorDescriptor describe_tensor(const GroupLayout& layout, int p, DType dtype) 
   return {p, dtype, parameter.shard_numel, parameter.unsharded_numel, parameter.rows};
 }
 
-void set_options(const AccumulateOptions& options, DType output_dtype, bool slot_reuse, CallRecord* record) {
-  record->options = pack_options(static_cast<int>(options.op), output_dtype, options.add_to_output, slot_reuse);
+void set_options(const AccumulateOptions& options, DType output_dtype, bool slot_reuse,
+                 CallRecord* record) {
+  record->options =
+      pack_options(static_cast<int>(options.op), output_dtype, options.add_to_output, slot_reuse);
   std::memcpy(&record->scale_bits, &options.scale, sizeof(options.scale));
 }
 
 std::string list_subject(const GroupLayout& layout) {
-  return std::to_string(layout.size()) + " tensors (" + std::to_string(layout.shard_bytes()) + " bytes a rank)";
+  return std::to_string(layout.size()) + " tensors (" + std::to_string(layout.shard_bytes()) +
+         " bytes a rank)";
 }
 
 }  // namespace
@@ -49,21 +52,24 @@ Result<GatherStarted> GroupImpl::gather(const GatherCall& call) {
   Plan& plan = *found.value();
   const GroupLayout& layout = *plan.layout;
   const std::string subject = "'" + plan.request.name + "'";
-  if (!plan.request.serve_gather) return invalid("gather of " + subject + ", which was planned for reduce alone");
+  if (!plan.request.serve_gather)
+    return invalid("gather of " + subject + ", which was planned for reduce alone");
   if (static_cast<int>(call.shards.size()) != layout.size()) {
-    return invalid("gather of " + subject + " wants " + std::to_string(layout.size()) + " shards, got " +
-                   std::to_string(call.shards.size()));
+    return invalid("gather of " + subject + " wants " + std::to_string(layout.size()) +
+                   " shards, got " + std::to_string(call.shards.size()));
   }
 
-  give_back(plan);  // an exception may have left it unvacated; then its place in the ring counts from here
+  // An exception may have left it unvacated; then its place in the ring counts from here.
+  give_back(plan);
   const bool needs_slot = layout.slot_bytes() > 0;
   int index = -1;
   if (needs_slot) {
     index = plan.own_slot >= 0 ? plan.own_slot : ring_.take();
     if (index < 0) {
-      return Status(ErrorKind::kUnsupported, context_.where() + ": no slot is free for gather of " + subject + ": all " +
-                                                 std::to_string(arena_.shared_slots) +
-                                                 " hold other groups; raise the prefetch depth at planning");
+      return Status(ErrorKind::kUnsupported,
+                    context_.where() + ": no slot is free for gather of " + subject + ": all " +
+                        std::to_string(arena_.shared_slots) +
+                        " hold other groups; raise the prefetch depth at planning");
     }
   }
   Result<uint64_t> sequence = next_sequence();
@@ -117,7 +123,8 @@ Status GroupImpl::check_sum(const std::vector<DType>& dtypes, DType output_dtype
     nothing.output_dtype = output_dtype;
     const Status status = context_.fabric().accumulate(kCallerQueue, &nothing, 1, options);
     if (!status.is_ok()) {
-      return Status(status.kind(), context_.where() + ": tensor " + std::to_string(i) + ": " + status.message());
+      return Status(status.kind(),
+                    context_.where() + ": tensor " + std::to_string(i) + ": " + status.message());
     }
   }
   return Status::ok();
@@ -127,17 +134,21 @@ Status GroupImpl::check_reduce(const Plan& plan, const ReduceCall& call) const {
   const std::string head = "reduce of '" + plan.request.name + "': ";
   if (!plan.request.serve_reduce) return invalid(head + "it was planned for gather alone");
   const size_t count = call.parameters.size();
-  if (call.gradient_dtypes.size() != count || call.gradients.size() != count || call.outputs.size() != count) {
-    return invalid(head + std::to_string(count) + " parameters want as many dtypes, gradients and outputs, got " +
-                   std::to_string(call.gradient_dtypes.size()) + ", " + std::to_string(call.gradients.size()) +
-                   " and " + std::to_string(call.outputs.size()));
+  if (call.gradient_dtypes.size() != count || call.gradients.size() != count ||
+      call.outputs.size() != count) {
+    return invalid(head + std::to_string(count) +
+                   " parameters want as many dtypes, gradients and outputs, got " +
+                   std::to_string(call.gradient_dtypes.size()) + ", " +
+                   std::to_string(call.gradients.size()) + " and " +
+                   std::to_string(call.outputs.size()));
   }
   for (size_t i = 0; i < count; ++i) {
     const int p = call.parameters[i];
     const int least = i == 0 ? 0 : call.parameters[i - 1] + 1;
     if (p < least || p >= plan.layout->size()) {
-      return invalid(head + "parameter indices must ascend below " + std::to_string(plan.layout->size()) +
-                     ", got " + std::to_string(p) + " at " + std::to_string(i));
+      return invalid(head + "parameter indices must ascend below " +
+                     std::to_string(plan.layout->size()) + ", got " + std::to_string(p) + " at " +
+                     std::to_string(i));
     }
   }
   return check_sum(call.gradient_dtypes, call.output_dtype, call.options);
@@ -152,11 +163,13 @@ GroupImpl::Slot* GroupImpl::vacated_slot(const Plan& plan) {
   return &slot;
 }
 
-void GroupImpl::move_gradients(const ReduceCall& call, const Plan& plan, const Slot& slot, Binding* binding) const {
+void GroupImpl::move_gradients(const ReduceCall& call, const Plan& plan, const Slot& slot,
+                               Binding* binding) const {
   int64_t offset = 0;
   for (size_t i = 0; i < call.parameters.size(); ++i) {
     const int p = call.parameters[i];
-    const int64_t bytes = plan.layout->parameter(p).unsharded_numel * dtype_bytes(call.gradient_dtypes[i]);
+    const int64_t bytes =
+        plan.layout->parameter(p).unsharded_numel * dtype_bytes(call.gradient_dtypes[i]);
     char* place = slot.range.at(context_.rank()) + offset;
     if (bytes > 0) binding->moves.push_back({place, call.gradients[i], 1, bytes, bytes, bytes});
     binding->gradients[p] = place;
@@ -173,7 +186,8 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   const GroupLayout& layout = *plan.layout;
   TIDE_RETURN_IF_ERROR(check_reduce(plan, call));
 
-  // Everything that chooses the path is equal on all ranks: the call, the plan and the order of slots.
+  // Everything that chooses the path is equal on all ranks: the call, the plan and the order of
+  // slots.
   ReduceOptions options;
   options.subset = call.parameters;
   options.dtypes = call.gradient_dtypes;
@@ -185,7 +199,8 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
     gradient_bytes += (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
   }
   const bool moves = call.slot_reuse && slot != nullptr && gradient_bytes <= slot->range.bytes;
-  const bool leased = !call.slot_reuse && plan.staging == Staging::kLeased && slot != nullptr && context_.ranks() > 1 &&
+  const bool leased = !call.slot_reuse && plan.staging == Staging::kLeased && slot != nullptr &&
+                      context_.ranks() > 1 &&
                       packed_shard_bytes(layout, options) * context_.ranks() <= slot->range.bytes;
   options.areas = leased ? 1 : 2;
   options.staging_slice_bytes = options_.staging_slice_bytes;
@@ -197,7 +212,8 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   for (size_t i = 0; i < call.parameters.size(); ++i) {
     hash = hash_combine(hash, static_cast<uint64_t>(call.parameters[i]) * 256 +
                                   static_cast<uint64_t>(call.gradient_dtypes[i]));
-    binding.descriptors.push_back(describe_tensor(layout, call.parameters[i], call.gradient_dtypes[i]));
+    binding.descriptors.push_back(
+        describe_tensor(layout, call.parameters[i], call.gradient_dtypes[i]));
   }
   CallRecord record;
   record.kind = CallKind::kReduce;
@@ -237,15 +253,17 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   return std::shared_ptr<Operation>(std::move(operation));
 }
 
-Status GroupImpl::check_list(const char* call, const GroupLayout& layout, size_t inputs, size_t outputs) const {
+Status GroupImpl::check_list(const char* call, const GroupLayout& layout, size_t inputs,
+                             size_t outputs) const {
   const auto wanted = static_cast<size_t>(layout.size());
   if (layout.ranks() != context_.ranks()) {
-    return invalid(std::string(call) + " with a layout for " + std::to_string(layout.ranks()) + " ranks in a group of " +
-                   std::to_string(context_.ranks()));
+    return invalid(std::string(call) + " with a layout for " + std::to_string(layout.ranks()) +
+                   " ranks in a group of " + std::to_string(context_.ranks()));
   }
   if (inputs != wanted || outputs != wanted) {
-    return invalid(std::string(call) + " wants " + std::to_string(wanted) + " inputs and outputs, got " +
-                   std::to_string(inputs) + " and " + std::to_string(outputs));
+    return invalid(std::string(call) + " wants " + std::to_string(wanted) +
+                   " inputs and outputs, got " + std::to_string(inputs) + " and " +
+                   std::to_string(outputs));
   }
   return Status::ok();
 }
@@ -256,11 +274,13 @@ void GroupImpl::post_outputs(Binding* binding) {
   if (layout.size() > kTableTensors) return;
   std::vector<Posting> postings(static_cast<size_t>(layout.size()));
   for (int p = 0; p < layout.size(); ++p) {
-    const int64_t bytes = layout.parameter(p).unsharded_numel * dtype_bytes(layout.parameter(p).dtype);
+    const int64_t bytes =
+        layout.parameter(p).unsharded_numel * dtype_bytes(layout.parameter(p).dtype);
     if (bytes == 0) continue;
     std::shared_ptr<void> hold;
     if (!context_.allocations->find(binding->outputs[p], bytes, &postings[p], &hold)) return;
-    if (binding->holds.empty() || binding->holds.back() != hold) binding->holds.push_back(std::move(hold));
+    if (binding->holds.empty() || binding->holds.back() != hold)
+      binding->holds.push_back(std::move(hold));
   }
   binding->postings = std::move(postings);
 }
@@ -274,7 +294,8 @@ Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const 
   for (const Parameter& parameter : layout->parameters()) {
     if (parameter.dtype == parameter.shard_dtype) continue;
     return invalid("gather_list: '" + parameter.name + "' wants one dtype, got inputs of " +
-                   dtype_name(parameter.shard_dtype) + " and outputs of " + dtype_name(parameter.dtype));
+                   dtype_name(parameter.shard_dtype) + " and outputs of " +
+                   dtype_name(parameter.dtype));
   }
   context_.allocations->sweep();
   Binding binding;
@@ -305,12 +326,14 @@ Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const 
   binding.shards = inputs;
   binding.outputs = outputs;
   post_outputs(&binding);
-  return std::shared_ptr<Operation>(start(record, list_subject(*layout), std::move(binding), Lane::kGather));
+  return std::shared_ptr<Operation>(
+      start(record, list_subject(*layout), std::move(binding), Lane::kGather));
 }
 
 Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const GroupLayout> layout,
                                                           const std::vector<const void*>& inputs,
-                                                          const std::vector<void*>& outputs, DType output_dtype,
+                                                          const std::vector<void*>& outputs,
+                                                          DType output_dtype,
                                                           const AccumulateOptions& accumulate) {
   std::lock_guard<std::mutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable());
@@ -346,7 +369,8 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const 
   binding.outputs = outputs;
   binding.output_dtype = output_dtype;
   binding.options = accumulate;
-  return std::shared_ptr<Operation>(start(record, list_subject(*layout), std::move(binding), Lane::kReduce));
+  return std::shared_ptr<Operation>(
+      start(record, list_subject(*layout), std::move(binding), Lane::kReduce));
 }
 
 }  // namespace tide

@@ -1,8 +1,9 @@
-// The Group over a blocking fabric. One file per part: group.cc (life, errors, lists' memory), group_plan.cc (votes and
-// slots), group_calls.cc (the collectives).
+// The Group over a blocking fabric. One file per part: group.cc (life, errors, lists' memory),
+// group_plan.cc (votes and slots), group_calls.cc (the collectives).
 //
-// Threads: all state below belongs to the call in progress, but what EngineContext, FlightRecord and the lanes share.
-// Teardown: close() ends lanes, then the completion thread, then the fabric; then windows go with their last holders.
+// Threads: all state below belongs to the call in progress, but what EngineContext, FlightRecord
+// and the lanes share. Teardown: close() ends lanes, then the completion thread, then the fabric;
+// then windows go with their last holders.
 #pragma once
 
 #include <array>
@@ -28,13 +29,15 @@ namespace tide {
 
 class GroupImpl final : public Group {
  public:
-  GroupImpl(const GroupOptions& options, std::unique_ptr<Fabric> fabric, std::shared_ptr<KeyValueStore> store);
+  GroupImpl(const GroupOptions& options, std::unique_ptr<Fabric> fabric,
+            std::shared_ptr<KeyValueStore> store);
   ~GroupImpl() override;
 
   // Collective: makes the control page.
   Status open();
 
-  Result<std::vector<PlanAnswer>> plan(const std::vector<PlanRequest>& requests, int prefetch_depth) override;
+  Result<std::vector<PlanAnswer>> plan(const std::vector<PlanRequest>& requests,
+                                       int prefetch_depth) override;
   Result<GatherStarted> gather(const GatherCall& call) override;
   Status vacate(int plan) override;
   Result<std::shared_ptr<Operation>> reduce(const ReduceCall& call) override;
@@ -43,7 +46,8 @@ class GroupImpl final : public Group {
                                                  const std::vector<void*>& outputs) override;
   Result<std::shared_ptr<Operation>> reduce_list(std::shared_ptr<const GroupLayout> layout,
                                                  const std::vector<const void*>& inputs,
-                                                 const std::vector<void*>& outputs, DType output_dtype,
+                                                 const std::vector<void*>& outputs,
+                                                 DType output_dtype,
                                                  const AccumulateOptions& options) override;
   Result<std::shared_ptr<void>> allocate(int64_t bytes) override;
 
@@ -77,10 +81,13 @@ class GroupImpl final : public Group {
   Deadline deadline() const { return Clock::now() + context_.timeout(); }
   // The call's place in the ring of records; waits for the call that had it before.
   Result<uint64_t> next_sequence();
-  std::shared_ptr<OperationState> start(CallRecord record, std::string subject, Binding binding, Lane lane);
-  // `call`: of a list or reduce that meets over its areas, published for messages; its lane must be idle.
+  std::shared_ptr<OperationState> start(CallRecord record, std::string subject, Binding binding,
+                                        Lane lane);
+  // `call`: of a list or reduce that meets over its areas, published for messages; its lane must be
+  // idle.
   Status meet(CallRecord record, const Binding* call);
-  // Collective: a meeting, then a window. kUnsupported when a rank refuses; other errors broke the group.
+  // Collective: a meeting, then a window. kUnsupported when a rank refuses; other errors broke the
+  // group.
   Result<std::shared_ptr<ArenaMemory>> meet_and_create(const CallRecord& record, int64_t bytes,
                                                        const Binding* call);
   // Makes an area at the first call that needs it: `cause`, with its layout and descriptors bound.
@@ -99,13 +106,16 @@ class GroupImpl final : public Group {
   // group_calls.cc
   Result<Plan*> find_plan(int plan, const char* call);
   Status check_reduce(const Plan& plan, const ReduceCall& call) const;
-  Status check_sum(const std::vector<DType>& dtypes, DType output_dtype, const AccumulateOptions& options) const;
+  Status check_sum(const std::vector<DType>& dtypes, DType output_dtype,
+                   const AccumulateOptions& options) const;
   // The slot that the plan vacated last, while nobody else has had it; null otherwise.
   Slot* vacated_slot(const Plan& plan);
   void use_slot(Slot& slot, const std::shared_ptr<OperationState>& operation);
   void advance(const Program& program, Binding* binding);
-  void move_gradients(const ReduceCall& call, const Plan& plan, const Slot& slot, Binding* binding) const;
-  Status check_list(const char* call, const GroupLayout& layout, size_t inputs, size_t outputs) const;
+  void move_gradients(const ReduceCall& call, const Plan& plan, const Slot& slot,
+                      Binding* binding) const;
+  Status check_list(const char* call, const GroupLayout& layout, size_t inputs,
+                    size_t outputs) const;
   void post_outputs(Binding* binding);
 
   const GroupOptions options_;
@@ -119,7 +129,7 @@ class GroupImpl final : public Group {
   std::shared_ptr<std::atomic<int64_t>> arena_bytes_;
 
   std::mutex close_mutex_;  // close() alone
-  std::mutex call_mutex_;   // held through each call, so that close() from another thread waits for it
+  std::mutex call_mutex_;   // held through each call: close() from another thread waits for it
   std::atomic<bool> closed_{false};
   std::atomic<uint64_t> operations_{0};
   uint64_t sequence_ = 0;

@@ -7,10 +7,12 @@
 
 namespace tide {
 
-Result<std::vector<PlanAnswer>> GroupImpl::plan(const std::vector<PlanRequest>& requests, int prefetch_depth) {
+Result<std::vector<PlanAnswer>> GroupImpl::plan(const std::vector<PlanRequest>& requests,
+                                                int prefetch_depth) {
   std::lock_guard<std::mutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable());
-  if (prefetch_depth < 0) return invalid("prefetch depth must be >= 0, got " + std::to_string(prefetch_depth));
+  if (prefetch_depth < 0)
+    return invalid("prefetch depth must be >= 0, got " + std::to_string(prefetch_depth));
   TIDE_RETURN_IF_ERROR(drain());
   CallRecord record;
   record.kind = CallKind::kPlan;
@@ -35,9 +37,11 @@ Result<std::vector<PlanAnswer>> GroupImpl::plan(const std::vector<PlanRequest>& 
     return decision.answers;
   }
   if (!error.is_ok()) {
-    const bool is_complete = error.message().rfind(context_.where(), 0) == 0;  // Agreement's sentence
+    // Agreement's sentence begins so by itself.
+    const bool is_complete = error.message().rfind(context_.where(), 0) == 0;
     context_.break_group(
-        is_complete ? error : Status(error.kind(), context_.where() + ": plan: " + error.message()), true);
+        is_complete ? error : Status(error.kind(), context_.where() + ": plan: " + error.message()),
+        true);
     return context_.failure.status();
   }
   arena_.prefetch_depth = std::max(arena_.prefetch_depth, prefetch_depth);
@@ -52,18 +56,21 @@ Status GroupImpl::drain() {
   return Status::ok();
 }
 
-PlanBallot GroupImpl::own_ballot(const std::vector<PlanRequest>& requests, int prefetch_depth) const {
+PlanBallot GroupImpl::own_ballot(const std::vector<PlanRequest>& requests,
+                                 int prefetch_depth) const {
   PlanBallot ballot;
   ballot.requests = requests;
   ballot.prefetch_depth = prefetch_depth;
   ballot.staging_slice_bytes = options_.staging_slice_bytes;
   ballot.landing_slice_bytes = options_.landing_slice_bytes;
-  ballot.available_bytes = options_.arena_limit_bytes > 0 ? options_.arena_limit_bytes - process_arena_bytes()
-                                                          : std::numeric_limits<int64_t>::max();
+  ballot.available_bytes = options_.arena_limit_bytes > 0
+                               ? options_.arena_limit_bytes - process_arena_bytes()
+                               : std::numeric_limits<int64_t>::max();
   return ballot;
 }
 
-Result<std::vector<PlanBallot>> GroupImpl::exchange(const PlanBallot& ballot, const CallRecord& record) {
+Result<std::vector<PlanBallot>> GroupImpl::exchange(const PlanBallot& ballot,
+                                                    const CallRecord& record) {
   const auto check = [&](int missing_rank) {
     TIDE_RETURN_IF_ERROR(context_.failure.status());
     for (int rank = 0; rank < context_.ranks(); ++rank) {
@@ -83,14 +90,16 @@ Result<std::vector<PlanBallot>> GroupImpl::exchange(const PlanBallot& ballot, co
   return ballots;
 }
 
-// Slots and staging of the decision in one window. kUnsupported: a rank has no memory, nothing has changed.
+// Slots and staging of the decision in one window. kUnsupported: a rank has no memory, nothing has
+// changed.
 Status GroupImpl::make_arena(const PlanDecision& decision) {
   if (decision.new_bytes == 0) return Status::ok();
   Result<std::shared_ptr<ArenaMemory>> created =
       ArenaMemory::create(context_.fabric(), decision.new_bytes, deadline(), arena_bytes_);
   if (!created.is_ok()) {
     const Status& reason = created.status();
-    if (reason.kind() == ErrorKind::kTimeout || reason.kind() == ErrorKind::kPeerLost) return reason;
+    if (reason.kind() == ErrorKind::kTimeout || reason.kind() == ErrorKind::kPeerLost)
+      return reason;
     return Status(ErrorKind::kUnsupported, reason.message());
   }
   const std::shared_ptr<ArenaMemory>& memory = created.value();
@@ -107,7 +116,8 @@ Status GroupImpl::make_arena(const PlanDecision& decision) {
       if (!slots_[i].is_shared || slots_[i].is_retired) continue;
       slots_[i].is_retired = true;
       ring_.remove(static_cast<int>(i));
-      const bool held = slots_[i].tenant >= 0 && plans_[slots_[i].tenant].slot == static_cast<int>(i);
+      const bool held =
+          slots_[i].tenant >= 0 && plans_[slots_[i].tenant].slot == static_cast<int>(i);
       if (!held) slots_[i].range = {};
     }
     arena_.shared_slots = 0;

@@ -2,13 +2,14 @@
 //
 //   kGather   own, gather_push, unpack, arrive of every gather
 //   kReduce   reduce_push, sum of every reduce
-//   kMove     Slot-Reuse's copies of gradients into the vacated slot, so that gradients are free although the reduces
-//             before them still run
+//   kMove     Slot-Reuse's copies of gradients into the vacated slot: gradients are free although
+//             the reduces before them still run
 //
-// A lane runs its operations in call order and an operation's steps in list order. Both orders are the same on all
-// ranks, a program's list is a valid single FIFO, and what an operation waits for besides (earlier users of its slot,
-// its own move) was called before it; so no order of progress deadlocks. Gather and reduce never block each other but
-// through a slot. Few threads, because a step costs less than a wake-up where ranks share cores.
+// A lane runs its operations in call order and an operation's steps in list order. Both orders are
+// the same on all ranks, a program's list is a valid single FIFO, and what an operation waits for
+// besides (earlier users of its slot, its own move) was called before it; so no order of progress
+// deadlocks. Gather and reduce never block each other but through a slot. Few threads, because a
+// step costs less than a wake-up where ranks share cores.
 //
 // Threads start with a lane's first operation.
 #pragma once
@@ -31,7 +32,8 @@ class Lanes {
 
   // From the calling thread. An operation that several lanes run is submitted to each.
   void submit(Lane lane, std::shared_ptr<OperationState> operation);
-  // Runs what was submitted (after a failure that takes no time), then joins. Nothing may be submitted afterwards.
+  // Runs what was submitted (after a failure that takes no time), then joins. Nothing may be
+  // submitted afterwards.
   void stop();
 
  private:

@@ -13,11 +13,13 @@ constexpr std::chrono::microseconds kSpin{30};
 
 }  // namespace
 
-OperationState::OperationState(CallRecord record, std::string subject, std::shared_ptr<CompletionThread> completion)
+OperationState::OperationState(CallRecord record, std::string subject,
+                               std::shared_ptr<CompletionThread> completion)
     : record_(record), subject_(std::move(subject)), completion_(std::move(completion)) {}
 
 std::string OperationState::name() const {
-  return std::string(call_kind_name(record_.kind)) + " " + std::to_string(record_.sequence) + " of " + subject_;
+  return std::string(call_kind_name(record_.kind)) + " " + std::to_string(record_.sequence) +
+         " of " + subject_;
 }
 
 Status OperationState::status() const {
@@ -33,13 +35,14 @@ Status OperationState::wait(std::optional<std::chrono::milliseconds> timeout) {
   if (!timeout) {
     changed_.wait(lock, done);
   } else if (!changed_.wait_for(lock, *timeout, done)) {
-    return Status(ErrorKind::kTimeout,
-                  name() + " is not done after " + std::to_string(timeout->count()) + " ms; it goes on");
+    return Status(ErrorKind::kTimeout, name() + " is not done after " +
+                                           std::to_string(timeout->count()) + " ms; it goes on");
   }
   return status_;
 }
 
-// An operation that is nearly done costs no sleep and its lane no wake-up; the yields let the lane have this core.
+// An operation that is nearly done costs no sleep and its lane no wake-up; the yields let the lane
+// have this core.
 void OperationState::spin_until_done() const {
   const Deadline until = Clock::now() + kSpin;
   while (!is_done() && Clock::now() < until) sched_yield();
@@ -48,7 +51,9 @@ void OperationState::spin_until_done() const {
 Status OperationState::wait_read() {
   if (read_.load(std::memory_order_acquire) && !is_done()) return Status::ok();
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return done_.load(std::memory_order_relaxed) || read_.load(std::memory_order_relaxed); });
+  changed_.wait(lock, [this] {
+    return done_.load(std::memory_order_relaxed) || read_.load(std::memory_order_relaxed);
+  });
   return status_;
 }
 
@@ -112,14 +117,15 @@ void OperationState::lane_done(const Status& status) {
 
 // One word: counter + 1 in 8 bits, rank in 24, value in 32.
 void OperationState::set_waiting(const WaitingFor& waiting) {
-  waiting_.store(static_cast<uint64_t>(waiting.counter + 1) << 56 | static_cast<uint64_t>(waiting.from) << 32 |
-                     waiting.value,
+  waiting_.store(static_cast<uint64_t>(waiting.counter + 1) << 56 |
+                     static_cast<uint64_t>(waiting.from) << 32 | waiting.value,
                  std::memory_order_relaxed);
 }
 
 WaitingFor OperationState::waiting() const {
   const uint64_t word = waiting_.load(std::memory_order_relaxed);
-  return {static_cast<int>(word >> 56) - 1, static_cast<int>(word >> 32 & 0xffffff), static_cast<uint32_t>(word)};
+  return {static_cast<int>(word >> 56) - 1, static_cast<int>(word >> 32 & 0xffffff),
+          static_cast<uint32_t>(word)};
 }
 
 OperationState::Phase OperationState::phase() const {

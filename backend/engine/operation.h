@@ -1,7 +1,8 @@
-// One collective in flight: what the caller of the engine holds. Shared between the caller and the queue threads.
+// One collective in flight: what the caller of the engine holds. Shared between the caller and the
+// queue threads.
 //
-// Completed exactly once, with OK or the error that broke the group. Every wait is bounded by the operation's own
-// deadlines (each of its steps has one), so wait() without a timeout returns.
+// Completed exactly once, with OK or the error that broke the group. Every wait is bounded by the
+// operation's own deadlines (each of its steps has one), so wait() without a timeout returns.
 #pragma once
 
 #include <chrono>
@@ -21,14 +22,16 @@ class Operation {
   // OK while it runs.
   virtual Status status() const = 0;
 
-  // Blocks until done, or until `timeout` from now when given (then kTimeout, and the operation goes on).
+  // Blocks until done, or until `timeout` from now when given (then kTimeout, and the operation
+  // goes on).
   virtual Status wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
 
-  // Blocks until this rank's gradients have been read: own pushes have left and the own sum has read (reduce), or own
-  // shards have been read (gather). Never later than wait().
+  // Blocks until this rank's gradients have been read: own pushes have left and the own sum has
+  // read (reduce), or own shards have been read (gather). Never later than wait().
   virtual Status wait_read() = 0;
 
-  // Runs `callback` once, on the group's completion thread, or at once when already done. Must not block.
+  // Runs `callback` once, on the group's completion thread, or at once when already done. Must not
+  // block.
   virtual void on_done(std::function<void(const Status&)> callback) = 0;
 };
 

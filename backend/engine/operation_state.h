@@ -1,8 +1,10 @@
-// What an Operation is inside the engine: the call as bound (addresses, program, places in the arena) and its progress.
+// What an Operation is inside the engine: the call as bound (addresses, program, places in the
+// arena) and its progress.
 //
-// Written by the calling thread before it is handed to the lanes; then each lane reads the binding and reports through
-// lane_passed_reads() and lane_done(). What a storage or a peer needs stays alive until the last lane is done, then the
-// binding is dropped, so that a finished operation holds no memory.
+// Written by the calling thread before it is handed to the lanes; then each lane reads the binding
+// and reports through lane_passed_reads() and lane_done(). What a storage or a peer needs stays
+// alive until the last lane is done, then the binding is dropped, so that a finished operation
+// holds no memory.
 #pragma once
 
 #include <array>
@@ -39,19 +41,22 @@ struct Binding {
   std::vector<const void*> gradients;
   std::vector<DType> gradient_dtypes;
   std::vector<void*> outputs;
-  std::vector<Posting> postings;  // lists: of `outputs`; empty when one of them lies outside the arena
+  // Lists: of `outputs`; empty when one of them lies outside the arena.
+  std::vector<Posting> postings;
   std::vector<TensorDescriptor> descriptors;
 
-  std::vector<CopyBlock> moves;  // Slot-Reuse: the gradients on their way to the own slot; `gradients` points there
+  // Slot-Reuse: the gradients on their way to the own slot; `gradients` points there.
+  std::vector<CopyBlock> moves;
 
-  ArenaRange slot;               // gather: where it lands
+  ArenaRange slot;  // gather: where it lands
   ArenaRange staging;
   ArenaRange landing;
   DType output_dtype = DType::kBytes;
   AccumulateOptions options;
 
-  std::vector<std::shared_ptr<OperationState>> after;  // users of the same slot, earlier in call order
-  std::vector<std::shared_ptr<void>> holds;            // allocations that the outputs lie in
+  // Users of the same slot, earlier in call order.
+  std::vector<std::shared_ptr<OperationState>> after;
+  std::vector<std::shared_ptr<void>> holds;  // allocations that the outputs lie in
 };
 
 // Where a lane stands, for messages: one word, readable at any time. Counter -1: not waiting.
@@ -63,7 +68,8 @@ struct WaitingFor {
 
 class OperationState final : public Operation {
  public:
-  OperationState(CallRecord record, std::string subject, std::shared_ptr<CompletionThread> completion);
+  OperationState(CallRecord record, std::string subject,
+                 std::shared_ptr<CompletionThread> completion);
 
   const CallRecord& record() const { return record_; }
   // "gather 17 of 'layers.3'".
@@ -76,7 +82,8 @@ class OperationState final : public Operation {
   Status wait_read() override;
   void on_done(std::function<void(const Status&)> callback) override;
 
-  // For the calling thread, before the first lane gets it: how many lanes run it, and how many of them read.
+  // For the calling thread, before the first lane gets it: how many lanes run it, and how many of
+  // them read.
   Binding& binding() { return binding_; }
   void expect(int lanes, int reading_lanes);
 

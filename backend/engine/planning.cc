@@ -14,7 +14,9 @@ constexpr int64_t kSlotAlignment = 4096;
 
 class Writer {
  public:
-  void number(int64_t value) { bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value)); }
+  void number(int64_t value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
   void text(const std::string& value) {
     number(static_cast<int64_t>(value.size()));
     bytes_ += value;
@@ -67,9 +69,9 @@ class Reader {
 std::string rank_text(size_t rank) { return "rank " + std::to_string(rank); }
 
 std::string parameter_text(const Parameter& parameter) {
-  return std::to_string(parameter.shard_numel) + " x " + dtype_name(parameter.shard_dtype) + " a shard, " +
-         std::to_string(parameter.unsharded_numel) + " x " + dtype_name(parameter.dtype) + " in all, " +
-         std::to_string(parameter.rows) + " rows";
+  return std::to_string(parameter.shard_numel) + " x " + dtype_name(parameter.shard_dtype) +
+         " a shard, " + std::to_string(parameter.unsharded_numel) + " x " +
+         dtype_name(parameter.dtype) + " in all, " + std::to_string(parameter.rows) + " rows";
 }
 
 bool same_shape(const Parameter& a, const Parameter& b) {
@@ -80,26 +82,31 @@ bool same_shape(const Parameter& a, const Parameter& b) {
 // What differs between rank 0's request and another's; empty when nothing does.
 std::string difference(const PlanRequest& first, const PlanRequest& other, size_t rank) {
   if (first.parameters.size() != other.parameters.size()) {
-    return "ranks disagree: " + rank_text(rank) + " has " + std::to_string(other.parameters.size()) +
-           " parameters, rank 0 has " + std::to_string(first.parameters.size());
+    return "ranks disagree: " + rank_text(rank) + " has " +
+           std::to_string(other.parameters.size()) + " parameters, rank 0 has " +
+           std::to_string(first.parameters.size());
   }
   for (size_t p = 0; p < first.parameters.size(); ++p) {
     if (same_shape(first.parameters[p], other.parameters[p])) continue;
-    return "ranks disagree about parameter " + std::to_string(p) + " ('" + first.parameters[p].name + "'): " +
-           rank_text(rank) + " has " + parameter_text(other.parameters[p]) + ", rank 0 has " +
+    return "ranks disagree about parameter " + std::to_string(p) + " ('" +
+           first.parameters[p].name + "'): " + rank_text(rank) + " has " +
+           parameter_text(other.parameters[p]) + ", rank 0 has " +
            parameter_text(first.parameters[p]);
   }
   const auto flags = [](const PlanRequest& request) {
-    return std::string(request.serve_gather ? "gather " : "") + (request.serve_reduce ? "reduce " : "") +
-           (request.stays_unsharded ? "stays_unsharded " : "") + (request.may_lease ? "may_lease " : "") +
-           dtype_name(request.gradient_dtype);
+    return std::string(request.serve_gather ? "gather " : "") +
+           (request.serve_reduce ? "reduce " : "") +
+           (request.stays_unsharded ? "stays_unsharded " : "") +
+           (request.may_lease ? "may_lease " : "") + dtype_name(request.gradient_dtype);
   };
   if (flags(first) == flags(other)) return "";
-  return "ranks disagree about options: " + rank_text(rank) + " has " + flags(other) + ", rank 0 has " + flags(first);
+  return "ranks disagree about options: " + rank_text(rank) + " has " + flags(other) +
+         ", rank 0 has " + flags(first);
 }
 
 bool is_float(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64;
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 ||
+         dtype == DType::kFloat64;
 }
 
 // A parameter whose shard cannot be cast as its gather would have to; empty when there is none.
@@ -108,8 +115,8 @@ std::string uncastable(const PlanRequest& request) {
   for (const Parameter& parameter : request.parameters) {
     if (parameter.dtype == parameter.shard_dtype) continue;
     if (is_float(parameter.dtype) && is_float(parameter.shard_dtype)) continue;
-    return "parameter '" + parameter.name + "': a gather cannot cast " + dtype_name(parameter.shard_dtype) + " to " +
-           dtype_name(parameter.dtype);
+    return "parameter '" + parameter.name + "': a gather cannot cast " +
+           dtype_name(parameter.shard_dtype) + " to " + dtype_name(parameter.dtype);
   }
   return "";
 }
@@ -126,18 +133,20 @@ std::string own_refusal(const PlanRequest& request, int ranks) {
 
 std::string refusal(const std::vector<PlanBallot>& ballots, size_t index) {
   for (size_t rank = 0; rank < ballots.size(); ++rank) {
-    const std::string reason = own_refusal(ballots[rank].requests[index], static_cast<int>(ballots.size()));
+    const std::string reason =
+        own_refusal(ballots[rank].requests[index], static_cast<int>(ballots.size()));
     if (!reason.empty()) return rank_text(rank) + ": " + reason;
   }
   for (size_t rank = 1; rank < ballots.size(); ++rank) {
-    const std::string reason = difference(ballots[0].requests[index], ballots[rank].requests[index], rank);
+    const std::string reason =
+        difference(ballots[0].requests[index], ballots[rank].requests[index], rank);
     if (!reason.empty()) return reason;
   }
   return "";
 }
 
-// Slot and staging of an accepted request. A leased slot must hold the packed slices of all ranks: their alignment may
-// take a little more than the places do, gradients of a wider type far more.
+// Slot and staging of an accepted request. A leased slot must hold the packed slices of all ranks:
+// their alignment may take a little more than the places do, gradients of a wider type far more.
 void choose_memory(const PlanRequest& request, const GroupLayout& layout, PlanAnswer* answer) {
   answer->slot_bytes = request.serve_gather ? layout.slot_bytes() : 0;
   answer->staging = Staging::kNone;
@@ -149,14 +158,17 @@ void choose_memory(const PlanRequest& request, const GroupLayout& layout, PlanAn
     options.subset.push_back(p);
     options.dtypes.push_back(request.gradient_dtype);
   }
-  const int64_t bare_bytes = layout.shard_numel() * dtype_bytes(request.gradient_dtype) * layout.ranks();
+  const int64_t bare_bytes =
+      layout.shard_numel() * dtype_bytes(request.gradient_dtype) * layout.ranks();
   if (bare_bytes > layout.slot_bytes()) return;
   answer->staging = Staging::kLeased;
-  answer->slot_bytes = std::max(answer->slot_bytes, packed_shard_bytes(layout, options) * layout.ranks());
+  answer->slot_bytes =
+      std::max(answer->slot_bytes, packed_shard_bytes(layout, options) * layout.ranks());
 }
 
 // Fills in what the accepted requests need of the arena.
-void size_arena(const std::vector<PlanBallot>& ballots, const ArenaState& arena, PlanDecision* decision) {
+void size_arena(const std::vector<PlanBallot>& ballots, const ArenaState& arena,
+                PlanDecision* decision) {
   const PlanBallot& ballot = ballots[0];
   bool shared = false;
   bool leased = arena.shared_leased;
@@ -185,18 +197,22 @@ void size_arena(const std::vector<PlanBallot>& ballots, const ArenaState& arena,
     const int wanted = std::max(ballot.prefetch_depth, arena.prefetch_depth) + 1 + (leased ? 1 : 0);
     decision->replaces_shared = largest > arena.shared_slot_bytes;
     decision->shared_slot_bytes = std::max(largest, arena.shared_slot_bytes);
-    decision->new_shared_slots =
-        decision->replaces_shared ? std::max(wanted, arena.shared_slots) : std::max(0, wanted - arena.shared_slots);
+    decision->new_shared_slots = decision->replaces_shared
+                                     ? std::max(wanted, arena.shared_slots)
+                                     : std::max(0, wanted - arena.shared_slots);
     bytes += decision->new_shared_slots * decision->shared_slot_bytes;
   }
   decision->makes_area = area && !arena.has_area;
-  if (decision->makes_area) bytes += 2 * static_cast<int64_t>(ballots.size()) * ballot.staging_slice_bytes;
+  if (decision->makes_area)
+    bytes += 2 * static_cast<int64_t>(ballots.size()) * ballot.staging_slice_bytes;
   decision->new_bytes = bytes;
 }
 
 }  // namespace
 
-int64_t align_slot(int64_t bytes) { return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment; }
+int64_t align_slot(int64_t bytes) {
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+}
 
 std::string encode(const PlanBallot& ballot) {
   Writer writer;
@@ -208,13 +224,14 @@ std::string encode(const PlanBallot& ballot) {
   for (const PlanRequest& request : ballot.requests) {
     writer.text(request.name);
     writer.text(request.refusal);
-    writer.number((request.serve_gather ? 1 : 0) | (request.serve_reduce ? 2 : 0) | (request.stays_unsharded ? 4 : 0) |
-                  (request.may_lease ? 8 : 0));
+    writer.number((request.serve_gather ? 1 : 0) | (request.serve_reduce ? 2 : 0) |
+                  (request.stays_unsharded ? 4 : 0) | (request.may_lease ? 8 : 0));
     writer.number(static_cast<int64_t>(request.gradient_dtype));
     writer.number(static_cast<int64_t>(request.parameters.size()));
     for (const Parameter& parameter : request.parameters) {
       writer.text(parameter.name);
-      writer.number(static_cast<int64_t>(parameter.dtype) | static_cast<int64_t>(parameter.shard_dtype) << 8);
+      writer.number(static_cast<int64_t>(parameter.dtype) |
+                    static_cast<int64_t>(parameter.shard_dtype) << 8);
       writer.number(parameter.shard_numel);
       writer.number(parameter.unsharded_numel);
       writer.number(parameter.rows);
@@ -253,7 +270,8 @@ Result<PlanBallot> decode(const std::string& bytes) {
     if (!reader.is_good()) break;
   }
   if (!reader.is_good() || !reader.is_at_end()) {
-    return Status(ErrorKind::kInternal, "a ballot of " + std::to_string(bytes.size()) + " bytes cannot be read");
+    return Status(ErrorKind::kInternal,
+                  "a ballot of " + std::to_string(bytes.size()) + " bytes cannot be read");
   }
   return ballot;
 }
@@ -266,14 +284,15 @@ PlanDecision decide(const std::vector<PlanBallot>& ballots, const ArenaState& ar
   for (size_t rank = 0; rank < ballots.size(); ++rank) {
     const PlanBallot& ballot = ballots[rank];
     const auto numbers = [](const PlanBallot& of) {
-      return std::to_string(of.requests.size()) + " groups, prefetch depth " + std::to_string(of.prefetch_depth) +
-             ", staging slices of " + std::to_string(of.staging_slice_bytes) + " and landing slices of " +
+      return std::to_string(of.requests.size()) + " groups, prefetch depth " +
+             std::to_string(of.prefetch_depth) + ", staging slices of " +
+             std::to_string(of.staging_slice_bytes) + " and landing slices of " +
              std::to_string(of.landing_slice_bytes) + " bytes";
     };
     if (numbers(ballot) != numbers(first)) {
-      decision.error = Status(ErrorKind::kInvalidUse, "ranks disagree about what they plan: rank 0 has " +
-                                                          numbers(first) + ", " + rank_text(rank) + " has " +
-                                                          numbers(ballot));
+      decision.error = Status(ErrorKind::kInvalidUse,
+                              "ranks disagree about what they plan: rank 0 has " + numbers(first) +
+                                  ", " + rank_text(rank) + " has " + numbers(ballot));
       return decision;
     }
     if (ballot.available_bytes < available_bytes) {
@@ -295,12 +314,14 @@ PlanDecision decide(const std::vector<PlanBallot>& ballots, const ArenaState& ar
        size_arena(ballots, arena, &decision)) {
     PlanAnswer* largest = nullptr;
     for (PlanAnswer& answer : decision.answers) {
-      if (answer.accepted && (largest == nullptr || answer.slot_bytes >= largest->slot_bytes)) largest = &answer;
+      if (answer.accepted && (largest == nullptr || answer.slot_bytes >= largest->slot_bytes))
+        largest = &answer;
     }
     if (largest == nullptr) break;
     *largest = PlanAnswer{};
-    largest->reason = rank_text(poorest) + ": the arena limit leaves " + std::to_string(available_bytes) +
-                      " bytes and these groups need " + std::to_string(decision.new_bytes) +
+    largest->reason = rank_text(poorest) + ": the arena limit leaves " +
+                      std::to_string(available_bytes) + " bytes and these groups need " +
+                      std::to_string(decision.new_bytes) +
                       "; raise TIDE_ARENA_LIMIT or lower the prefetch depth";
   }
   return decision;

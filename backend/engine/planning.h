@@ -1,5 +1,5 @@
-// Votes over the groups of one root: which are served, and how much arena that takes. Pure: ballots in, decision out,
-// the same on every rank.
+// Votes over the groups of one root: which are served, and how much arena that takes. Pure: ballots
+// in, decision out, the same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -27,20 +27,21 @@ Result<PlanBallot> decode(const std::string& bytes);
 struct ArenaState {
   int shared_slots = 0;
   int64_t shared_slot_bytes = 0;
-  bool shared_leased = false;   // a plan leases a shared slot
-  int prefetch_depth = -1;      // largest so far
-  bool has_area = false;        // of staging
+  bool shared_leased = false;  // a plan leases a shared slot
+  int prefetch_depth = -1;     // largest so far
+  bool has_area = false;       // of staging
 };
 
 struct PlanDecision {
-  Status error;                         // ranks do not even agree on what is voted about
-  std::vector<PlanAnswer> answers;      // by request; `plan` not yet set
-  bool replaces_shared = false;         // new_shared_slots of shared_slot_bytes stand in for all earlier ones
+  Status error;                     // ranks do not even agree on what is voted about
+  std::vector<PlanAnswer> answers;  // by request; `plan` not yet set
+  // new_shared_slots of shared_slot_bytes stand in for all earlier ones.
+  bool replaces_shared = false;
   int new_shared_slots = 0;
   int64_t shared_slot_bytes = 0;
   std::vector<int64_t> own_slot_bytes;  // by request; 0: no slot of its own
   bool makes_area = false;
-  int64_t new_bytes = 0;                // of one rank
+  int64_t new_bytes = 0;  // of one rank
 };
 
 // One slot's bytes in a window.

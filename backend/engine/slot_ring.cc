@@ -18,8 +18,12 @@ void SlotRing::touch(int slot) {
   put(slot);
 }
 
-void SlotRing::remove(int slot) { free_.erase(std::remove(free_.begin(), free_.end(), slot), free_.end()); }
+void SlotRing::remove(int slot) {
+  free_.erase(std::remove(free_.begin(), free_.end(), slot), free_.end());
+}
 
-bool SlotRing::contains(int slot) const { return std::find(free_.begin(), free_.end(), slot) != free_.end(); }
+bool SlotRing::contains(int slot) const {
+  return std::find(free_.begin(), free_.end(), slot) != free_.end();
+}
 
 }  // namespace tide

@@ -10,8 +10,9 @@ constexpr std::chrono::milliseconds kSlice{200};
 
 }  // namespace
 
-Result<std::vector<std::string>> Vote::exchange(const std::string& ballot, Deadline deadline,
-                                                const std::function<Status(int missing_rank)>& check) {
+Result<std::vector<std::string>> Vote::exchange(
+    const std::string& ballot, Deadline deadline,
+    const std::function<Status(int missing_rank)>& check) {
   ++number_;
   std::vector<std::string> ballots(static_cast<size_t>(ranks_));
   ballots[static_cast<size_t>(rank_)] = ballot;
@@ -20,7 +21,8 @@ Result<std::vector<std::string>> Vote::exchange(const std::string& ballot, Deadl
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank == rank_) continue;
     for (;;) {
-      Result<std::string> answer = store_->get(key(rank), std::min(deadline, Clock::now() + kSlice));
+      Result<std::string> answer =
+          store_->get(key(rank), std::min(deadline, Clock::now() + kSlice));
       if (answer.is_ok()) {
         ballots[static_cast<size_t>(rank)] = std::move(answer.value());
         break;
@@ -28,8 +30,8 @@ Result<std::vector<std::string>> Vote::exchange(const std::string& ballot, Deadl
       if (answer.status().kind() != ErrorKind::kTimeout) return answer.status();
       TIDE_RETURN_IF_ERROR(check(rank));
       if (Clock::now() >= deadline) {
-        return Status(ErrorKind::kTimeout, "no ballot of rank " + std::to_string(rank) + " in the vote: " +
-                                               answer.status().message());
+        return Status(ErrorKind::kTimeout, "no ballot of rank " + std::to_string(rank) +
+                                               " in the vote: " + answer.status().message());
       }
     }
   }

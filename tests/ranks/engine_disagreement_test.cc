@@ -1,4 +1,5 @@
-// Ranks that do not make the same calls: an error on every rank that says what differs, never a hang.
+// Ranks that do not make the same calls: an error on every rank that says what differs, never a
+// hang.
 #include "tests/ranks/engine_numbers.h"
 
 namespace tide::testing {
@@ -7,7 +8,8 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-Parameter tensor(const std::string& name, int64_t shard_numel, int ranks, DType dtype = DType::kBFloat16) {
+Parameter tensor(const std::string& name, int64_t shard_numel, int ranks,
+                 DType dtype = DType::kBFloat16) {
   return {name, dtype, shard_numel, ranks * shard_numel, 1, dtype};
 }
 
@@ -29,20 +31,24 @@ struct Buffers {
 
 Status gather_list(Group& group, const std::shared_ptr<GroupLayout>& layout) {
   Buffers buffers(static_cast<size_t>(layout->size()));
-  auto operation = group.gather_list(layout, pointers(buffers.inputs), mutable_pointers(buffers.outputs));
+  auto operation =
+      group.gather_list(layout, pointers(buffers.inputs), mutable_pointers(buffers.outputs));
   return operation.is_ok() ? operation.value()->wait() : operation.status();
 }
 
-Status reduce_list(Group& group, const std::shared_ptr<GroupLayout>& layout, const AccumulateOptions& options = {}) {
+Status reduce_list(Group& group, const std::shared_ptr<GroupLayout>& layout,
+                   const AccumulateOptions& options = {}) {
   Buffers buffers(static_cast<size_t>(layout->size()));
-  auto operation = group.reduce_list(layout, pointers(buffers.inputs), mutable_pointers(buffers.outputs),
-                                     layout->parameter(0).dtype, options);
+  auto operation =
+      group.reduce_list(layout, pointers(buffers.inputs), mutable_pointers(buffers.outputs),
+                        layout->parameter(0).dtype, options);
   return operation.is_ok() ? operation.value()->wait() : operation.status();
 }
 
-// Runs `body` on 3 ranks of which rank 1 is the odd one; every rank's status must name `wanted`, and the group stays
-// broken with the same error. Bounded far below the group's timeout.
-void expect_error_everywhere(const std::function<Status(int, Group&)>& body, const std::string& wanted) {
+// Runs `body` on 3 ranks of which rank 1 is the odd one; every rank's status must name `wanted`,
+// and the group stays broken with the same error. Bounded far below the group's timeout.
+void expect_error_everywhere(const std::function<Status(int, Group&)>& body,
+                             const std::string& wanted) {
   const auto begin = Clock::now();
   run_ranks(3, {}, [&](int rank, Group& group) {
     const Status status = body(rank, group);
@@ -69,7 +75,8 @@ TEST(EngineDisagreement, AnotherSizeNamesTheTensor) {
 TEST(EngineDisagreement, AnotherDtypeInAReduceNamesTheTensor) {
   expect_error_everywhere(
       [](int rank, Group& group) {
-        return reduce_list(group, layout_of({8, 16}, 3, rank == 1 ? DType::kFloat32 : DType::kBFloat16));
+        return reduce_list(group,
+                           layout_of({8, 16}, 3, rank == 1 ? DType::kFloat32 : DType::kBFloat16));
       },
       "parameter 0 is the first that differs in reduce_list");
 }
@@ -211,8 +218,9 @@ TEST(EngineDisagreement, SkippedLastCallEndsAtTheDeadline) {
     }
     const Status status = gather_list(group, layout_of({8}, 3));
     ++ended;
-    EXPECT_THAT(status.message(), AnyOf(HasSubstr("waited 400 ms for landing_credit from rank 1, wanted 2, got 1"),
-                                        HasSubstr("rank 1")));
+    EXPECT_THAT(status.message(),
+                AnyOf(HasSubstr("waited 400 ms for landing_credit from rank 1, wanted 2, got 1"),
+                      HasSubstr("rank 1")));
     EXPECT_THAT(status.message(), HasSubstr("gather_list"));
   });
 }

@@ -1,4 +1,5 @@
-// Votes and their refusals, no free slot, timeouts, lost peers, abort, close while memory is in use.
+// Votes and their refusals, no free slot, timeouts, lost peers, abort, close while memory is in
+// use.
 #include "tests/ranks/engine_numbers.h"
 
 namespace tide::testing {
@@ -25,7 +26,8 @@ struct Gathered {
   GatherStarted started;
 };
 
-Status start_gather(Group& group, int plan, int rank, int ranks, Gathered* gathered, int64_t shard_numel = 1000) {
+Status start_gather(Group& group, int plan, int rank, int ranks, Gathered* gathered,
+                    int64_t shard_numel = 1000) {
   gathered->shards = make_shards(GroupLayout({tensor("w", shard_numel, ranks)}, ranks), rank);
   auto started = group.gather({plan, pointers(gathered->shards)});
   if (started.is_ok()) gathered->started = std::move(started.value());
@@ -52,12 +54,14 @@ TEST(EngineVote, OneRanksRefusalIsEveryRanksAnswerWithItsReason) {
 TEST(EngineVote, AnotherShapeOnOneRankNamesTheParameter) {
   run_ranks(3, {}, [](int rank, Group& group) {
     auto requests = layers(2, 3);
-    if (rank == 1) requests[1].parameters[0].shard_numel = requests[1].parameters[0].unsharded_numel = 7;
+    if (rank == 1)
+      requests[1].parameters[0].shard_numel = requests[1].parameters[0].unsharded_numel = 7;
     auto answers = group.plan(requests, 1);
     TIDE_ASSERT_OK(answers.status());
     EXPECT_TRUE(answers.value()[0].accepted);
     EXPECT_THAT(answers.value()[1].reason,
-                AllOf(HasSubstr("ranks disagree about parameter 0 ('w1')"), HasSubstr("rank 1 has 7 x bf16 a shard"),
+                AllOf(HasSubstr("ranks disagree about parameter 0 ('w1')"),
+                      HasSubstr("rank 1 has 7 x bf16 a shard"),
                       HasSubstr("rank 0 has 1000 x bf16 a shard")));
   });
 }
@@ -65,7 +69,8 @@ TEST(EngineVote, AnotherShapeOnOneRankNamesTheParameter) {
 TEST(EngineVote, NoMemoryOnOneRankRefusesOnAll) {
   WorldOptions options;
   options.fabric.refuse_window = [](int rank, int64_t bytes) {
-    return rank == 1 && bytes == 6 * 8192 ? Status(ErrorKind::kSystem, "no space left") : Status::ok();
+    return rank == 1 && bytes == 6 * 8192 ? Status(ErrorKind::kSystem, "no space left")
+                                          : Status::ok();
   };
   run_ranks(3, options, [](int rank, Group& group) {
     auto answers = group.plan(layers(2, 3), 4);  // 6000 bytes a slot, 4 + 1 + 1 slots
@@ -96,10 +101,12 @@ TEST(EngineVote, ArenaLimitOfOneProcessRefusesTheLargestOnAll) {
     TIDE_ASSERT_OK(answers.status());
     EXPECT_TRUE(answers.value()[0].accepted) << answers.value()[0].reason;
     EXPECT_FALSE(answers.value()[1].accepted);
-    EXPECT_THAT(answers.value()[1].reason, AllOf(HasSubstr("rank 1: the arena limit"), HasSubstr("TIDE_ARENA_LIMIT")));
+    EXPECT_THAT(answers.value()[1].reason,
+                AllOf(HasSubstr("rank 1: the arena limit"), HasSubstr("TIDE_ARENA_LIMIT")));
     auto allocation = group.allocate(1 << 20);
     EXPECT_EQ(allocation.status().kind(), ErrorKind::kUnsupported);
-    EXPECT_THAT(allocation.status().message(), HasSubstr("rank 1: its process would pass the arena limit"));
+    EXPECT_THAT(allocation.status().message(),
+                HasSubstr("rank 1: its process would pass the arena limit"));
     EXPECT_TRUE(group.error().is_ok());
   });
 }
@@ -143,7 +150,8 @@ TEST(EngineSlots, GoRoundAndRunOutAlikeOnAllRanks) {
     EXPECT_EQ(held[3].started.slot, order[0]);
     for (int g : {2, 3}) {
       TIDE_ASSERT_OK(held[g].started.operation->wait());
-      EXPECT_EQ(wrong_bytes(GroupLayout({tensor("w", 1000, 2)}, 2), 0, held[g].started.places[0]), 0);
+      EXPECT_EQ(wrong_bytes(GroupLayout({tensor("w", 1000, 2)}, 2), 0, held[g].started.places[0]),
+                0);
     }
   });
 }
@@ -159,12 +167,15 @@ TEST(EngineSlots, ALaterRootOfLargerGroupsReplacesTheSlots) {
     TIDE_ASSERT_OK(start_gather(group, 2, rank, 2, &new_root, 50'000));
     TIDE_ASSERT_OK(old_root.started.operation->wait());
     TIDE_ASSERT_OK(new_root.started.operation->wait());
-    EXPECT_EQ(wrong_bytes(GroupLayout({tensor("w", 1000, 2)}, 2), 0, old_root.started.places[0]), 0);
-    EXPECT_EQ(wrong_bytes(GroupLayout({tensor("w", 50'000, 2)}, 2), 0, new_root.started.places[0]), 0);
+    EXPECT_EQ(wrong_bytes(GroupLayout({tensor("w", 1000, 2)}, 2), 0, old_root.started.places[0]),
+              0);
+    EXPECT_EQ(wrong_bytes(GroupLayout({tensor("w", 50'000, 2)}, 2), 0, new_root.started.places[0]),
+              0);
     TIDE_ASSERT_OK(group.vacate(0));
     TIDE_ASSERT_OK(start_gather(group, 1, rank, 2, &old_root));  // the small group in a large slot
     TIDE_ASSERT_OK(old_root.started.operation->wait());
-    EXPECT_EQ(wrong_bytes(GroupLayout({tensor("w", 1000, 2)}, 2), 0, old_root.started.places[0]), 0);
+    EXPECT_EQ(wrong_bytes(GroupLayout({tensor("w", 1000, 2)}, 2), 0, old_root.started.places[0]),
+              0);
   });
 }
 
@@ -183,12 +194,14 @@ TEST(EngineFailure, TimeoutNamesGroupOperationCounterAndRank) {
     const Status early = gathered.started.operation->wait(20ms);
     EXPECT_EQ(early.kind(), ErrorKind::kTimeout);
     EXPECT_TRUE(group.error().is_ok());  // only this wait gave up
-    EXPECT_THAT(group.flight_record(), AllOf(HasSubstr("\"state\": \"running\""), HasSubstr("\"subject\": \"'layers.0'\""),
-                                             HasSubstr("waiting for gather_credit from rank 1, wanted 1, got 0")));
+    EXPECT_THAT(group.flight_record(),
+                AllOf(HasSubstr("\"state\": \"running\""), HasSubstr("\"subject\": \"'layers.0'\""),
+                      HasSubstr("waiting for gather_credit from rank 1, wanted 1, got 0")));
     const Status status = gathered.started.operation->wait();
     EXPECT_EQ(status.kind(), ErrorKind::kTimeout);
-    EXPECT_THAT(status.message(), HasSubstr("group 'test', rank 0: gather 1 of 'layers.0': waited 300 ms for "
-                                            "gather_credit from rank 1, wanted 1, got 0"));
+    EXPECT_THAT(status.message(),
+                HasSubstr("group 'test', rank 0: gather 1 of 'layers.0': waited 300 ms for "
+                          "gather_credit from rank 1, wanted 1, got 0"));
     EXPECT_EQ(group.gather({0, pointers(gathered.shards)}).status().message(), status.message());
     EXPECT_THAT(group.flight_record(), HasSubstr("\"state\": \"failed\""));
     ++ended;
@@ -235,7 +248,8 @@ TEST(EngineFailure, AbortEndsOperationsHereAndThere) {
     const Status status = started.is_ok() ? gathered.started.operation->wait() : started;
     EXPECT_THAT(status.message(), HasSubstr("the user gave up"));
     bool called = !started.is_ok();
-    if (started.is_ok()) gathered.started.operation->on_done([&](const Status& done) { called = !done.is_ok(); });
+    if (started.is_ok())
+      gathered.started.operation->on_done([&](const Status& done) { called = !done.is_ok(); });
     EXPECT_TRUE(called);
   });
 }
@@ -271,7 +285,8 @@ TEST(EngineClose, MemoryInUseOutlivesTheGroup) {
     EXPECT_THAT(group.allocate(10).status().message(), HasSubstr("the group is closed"));
   });
   for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(wrong_bytes(GroupLayout({tensor("w", 1000, 2)}, 2), 0, kept[rank].started.places[0]), 0);
+    EXPECT_EQ(wrong_bytes(GroupLayout({tensor("w", 1000, 2)}, 2), 0, kept[rank].started.places[0]),
+              0);
     static_cast<char*>(allocations[rank].get())[9'999] = 1;
   }
 }
@@ -288,7 +303,8 @@ TEST(EngineClose, WithOperationsInFlightEndsThem) {
     TIDE_ASSERT_OK(start_gather(group, 0, rank, 2, &gathered));
     group.close();
     EXPECT_TRUE(gathered.started.operation->is_done());
-    EXPECT_THAT(gathered.started.operation->status().message(), HasSubstr("closed while operations were in flight"));
+    EXPECT_THAT(gathered.started.operation->status().message(),
+                HasSubstr("closed while operations were in flight"));
   });
   EXPECT_LT(Clock::now() - begin, 20s);
 }
@@ -308,7 +324,8 @@ TEST(EngineArena, AllocationsAreFreedWhenEveryRankDroppedThem) {
 TEST(EngineArguments, AreCheckedBeforeAnythingIsSent) {
   run_ranks(2, {}, [](int rank, Group& group) {
     TIDE_ASSERT_OK(group.plan(layers(2, 2), 1).status());
-    EXPECT_THAT(group.gather({7, {}}).status().message(), HasSubstr("plan 7, but the group has 2 plans"));
+    EXPECT_THAT(group.gather({7, {}}).status().message(),
+                HasSubstr("plan 7, but the group has 2 plans"));
     EXPECT_THAT(group.gather({0, {}}).status().message(), HasSubstr("wants 1 shards, got 0"));
     EXPECT_THAT(group.vacate(-1).message(), HasSubstr("plan -1"));
     ReduceCall call;
@@ -323,7 +340,8 @@ TEST(EngineArguments, AreCheckedBeforeAnythingIsSent) {
     call.gradient_dtypes = {DType::kBool};
     EXPECT_FALSE(group.reduce(call).is_ok());
     auto layout = std::make_shared<GroupLayout>(std::vector<Parameter>{tensor("t", 4, 3)}, 3);
-    EXPECT_THAT(group.gather_list(layout, {nullptr}, {nullptr}).status().message(), HasSubstr("3 ranks in a group of 2"));
+    EXPECT_THAT(group.gather_list(layout, {nullptr}, {nullptr}).status().message(),
+                HasSubstr("3 ranks in a group of 2"));
     EXPECT_THAT(group.allocate(0).status().message(), HasSubstr("at least one byte"));
     EXPECT_TRUE(group.error().is_ok());
     Gathered gathered;  // all ranks are still in step

@@ -26,10 +26,12 @@ TEST(EngineGather, PlannedGroupIsBitExactForAllRankCounts) {
         auto started = group.gather({answers.value()[0].plan, pointers(shards)});
         TIDE_ASSERT_OK(started.status());
         TIDE_ASSERT_OK(started.value().operation->wait());
-        for (int p = 0; p < layout.size(); ++p) EXPECT_EQ(wrong_bytes(layout, p, started.value().places[p]), 0);
+        for (int p = 0; p < layout.size(); ++p)
+          EXPECT_EQ(wrong_bytes(layout, p, started.value().places[p]), 0);
         TIDE_ASSERT_OK(group.vacate(0));
       }
-      EXPECT_EQ(group.counters().bytes_pushed, static_cast<uint64_t>(5 * (ranks - 1) * layout.shard_bytes()));
+      EXPECT_EQ(group.counters().bytes_pushed,
+                static_cast<uint64_t>(5 * (ranks - 1) * layout.shard_bytes()));
     });
   }
 }
@@ -41,7 +43,8 @@ TEST(EngineGather, ListsBounceOrGoStraight) {
       options.group.landing_slice_bytes = 1024;
       run_ranks(ranks, options, [=](int rank, Group& group) {
         std::mt19937 random(200 + ranks);
-        const auto parameters = random_parameters(random, ranks, 12, {DType::kBFloat16, DType::kInt64, DType::kBool});
+        const auto parameters =
+            random_parameters(random, ranks, 12, {DType::kBFloat16, DType::kInt64, DType::kBool});
         auto layout = std::make_shared<GroupLayout>(parameters, ranks);
         const auto shards = make_shards(*layout, rank);
         std::vector<std::vector<uint8_t>> outputs;
@@ -56,7 +59,8 @@ TEST(EngineGather, ListsBounceOrGoStraight) {
           }
         } else {
           for (const Parameter& parameter : parameters) {
-            outputs.emplace_back(static_cast<size_t>(parameter.unsharded_numel * dtype_bytes(parameter.dtype)));
+            outputs.emplace_back(
+                static_cast<size_t>(parameter.unsharded_numel * dtype_bytes(parameter.dtype)));
           }
           places = mutable_pointers(outputs);
         }

@@ -1,4 +1,5 @@
-// The naive reference of a reduce: fp32 sums in rank order, scaled, rounded once. Shares no code with the kernels.
+// The naive reference of a reduce: fp32 sums in rank order, scaled, rounded once. Shares no code
+// with the kernels.
 #pragma once
 
 #include <cmath>
@@ -38,10 +39,13 @@ inline void store(void* data, int64_t index, DType dtype, float value) {
   }
 }
 
-// Gradient of `rank` at an element of the unsharded parameter: many magnitudes, both signs, so that order matters.
+// Gradient of `rank` at an element of the unsharded parameter: many magnitudes, both signs, so that
+// order matters.
 inline float gradient_at(int rank, int parameter, int64_t index, int round = 0) {
-  uint64_t x = static_cast<uint64_t>(index) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(rank) * 0xbf58476d1ce4e5b9u +
-               static_cast<uint64_t>(parameter) * 0x94d049bb133111ebu + static_cast<uint64_t>(round) * 0xd6e8feb86659fd93u;
+  uint64_t x = static_cast<uint64_t>(index) * 0x9e3779b97f4a7c15u +
+               static_cast<uint64_t>(rank) * 0xbf58476d1ce4e5b9u +
+               static_cast<uint64_t>(parameter) * 0x94d049bb133111ebu +
+               static_cast<uint64_t>(round) * 0xd6e8feb86659fd93u;
   x ^= x >> 31;
   x *= 0xbf58476d1ce4e5b9u;
   x ^= x >> 29;
@@ -51,11 +55,13 @@ inline float gradient_at(int rank, int parameter, int64_t index, int round = 0) 
 
 // Unsharded gradients of one rank, as bytes; parameters not in `dtypes` (kBytes) get none.
 inline std::vector<std::vector<uint8_t>> make_gradients(const GroupLayout& layout, int rank,
-                                                        const std::vector<DType>& dtypes, int round = 0) {
+                                                        const std::vector<DType>& dtypes,
+                                                        int round = 0) {
   std::vector<std::vector<uint8_t>> gradients;
   for (int p = 0; p < layout.size(); ++p) {
     const int64_t numel = layout.parameter(p).unsharded_numel;
-    std::vector<uint8_t> gradient(dtypes[p] == DType::kBytes ? 0 : static_cast<size_t>(numel * dtype_bytes(dtypes[p])));
+    std::vector<uint8_t> gradient(
+        dtypes[p] == DType::kBytes ? 0 : static_cast<size_t>(numel * dtype_bytes(dtypes[p])));
     for (int64_t i = 0; i < numel && !gradient.empty(); ++i) {
       store(gradient.data(), i, dtypes[p], gradient_at(rank, p, i, round));
     }
@@ -64,10 +70,11 @@ inline std::vector<std::vector<uint8_t>> make_gradients(const GroupLayout& layou
   return gradients;
 }
 
-// What rank's shard of parameter p must hold after the reduce, as bytes of output_dtype. `before`: what it held.
-inline std::vector<uint8_t> expected_shard(const GroupLayout& layout, int p, int rank, DType dtype, DType output_dtype,
-                                           const AccumulateOptions& options, const std::vector<uint8_t>& before,
-                                           int round = 0) {
+// What rank's shard of parameter p must hold after the reduce, as bytes of output_dtype. `before`:
+// what it held.
+inline std::vector<uint8_t> expected_shard(const GroupLayout& layout, int p, int rank, DType dtype,
+                                           DType output_dtype, const AccumulateOptions& options,
+                                           const std::vector<uint8_t>& before, int round = 0) {
   const Parameter& parameter = layout.parameter(p);
   std::vector<uint8_t> result = before;
   for (int64_t i = 0; i < parameter.shard_numel; ++i) {

@@ -34,7 +34,9 @@ Case random_case(std::mt19937& random, const GroupLayout& layout) {
   for (int p = 0; p < layout.size(); ++p) {
     const bool has_gradient = random() % 5 != 0;
     const bool wide = mixed && random() % 2 == 0;
-    made.dtypes.push_back(!has_gradient ? DType::kBytes : wide ? DType::kFloat32 : DType::kBFloat16);
+    made.dtypes.push_back(!has_gradient ? DType::kBytes
+                          : wide        ? DType::kFloat32
+                                        : DType::kBFloat16);
     if (has_gradient) made.subset.push_back(p);
   }
   made.output_dtype = random() % 2 == 0 ? DType::kFloat32 : DType::kBFloat16;
@@ -60,8 +62,8 @@ void check_outputs(const GroupLayout& layout, int rank, const Case& made,
   for (int p = 0; p < layout.size(); ++p) {
     const auto expected = made.dtypes[p] == DType::kBytes
                               ? before[p]
-                              : expected_shard(layout, p, rank, made.dtypes[p], made.output_dtype, made.options,
-                                               before[p], round);
+                              : expected_shard(layout, p, rank, made.dtypes[p], made.output_dtype,
+                                               made.options, before[p], round);
     EXPECT_EQ(expected, outputs[p]) << "parameter " << p << " rank " << rank << " round " << round;
   }
 }
@@ -81,14 +83,17 @@ void run_planned(int ranks, Mode mode) {
     auto answers = group.plan({request}, 1);
     TIDE_ASSERT_OK(answers.status());
     ASSERT_TRUE(answers.value()[0].accepted) << answers.value()[0].reason;
-    const Staging staging = ranks == 1 ? Staging::kNone : mode == Mode::kLeased ? Staging::kLeased : Staging::kArea;
+    const Staging staging = ranks == 1              ? Staging::kNone
+                            : mode == Mode::kLeased ? Staging::kLeased
+                                                    : Staging::kArea;
     EXPECT_EQ(answers.value()[0].staging, staging);
     const auto shards = make_shards(layout, rank);
     for (int round = 0; round < 6; ++round) {
       auto started = group.gather({0, pointers(shards)});
       TIDE_ASSERT_OK(started.status());
       TIDE_ASSERT_OK(started.value().operation->wait());
-      for (int p = 0; p < layout.size(); ++p) EXPECT_EQ(wrong_bytes(layout, p, started.value().places[p]), 0);
+      for (int p = 0; p < layout.size(); ++p)
+        EXPECT_EQ(wrong_bytes(layout, p, started.value().places[p]), 0);
       TIDE_ASSERT_OK(group.vacate(0));
       Case made = random_case(random, layout);
       made.slot_reuse = mode == Mode::kSlotReuse;
@@ -97,7 +102,8 @@ void run_planned(int ranks, Mode mode) {
       auto operation = group.reduce(call_of(0, made, gradients, outputs));
       TIDE_ASSERT_OK(operation.status());
       TIDE_ASSERT_OK(operation.value()->wait_read());
-      for (auto& gradient : gradients) std::fill(gradient.begin(), gradient.end(), 0xff);  // read: free to change
+      for (auto& gradient : gradients)
+        std::fill(gradient.begin(), gradient.end(), 0xff);  // read: free to change
       TIDE_ASSERT_OK(operation.value()->wait());
       check_outputs(layout, rank, made, outputs, round);
     }
@@ -123,15 +129,17 @@ TEST(EngineReduce, ListsEqualTheReference) {
       for (int round = 0; round < 4; ++round) {
         const bool wide = round % 2 == 1;
         auto layout = std::make_shared<GroupLayout>(
-            random_parameters(random, ranks, 8, {wide ? DType::kFloat32 : DType::kBFloat16}), ranks);
+            random_parameters(random, ranks, 8, {wide ? DType::kFloat32 : DType::kBFloat16}),
+            ranks);
         Case made;
-        made.dtypes.assign(static_cast<size_t>(layout->size()), wide ? DType::kFloat32 : DType::kBFloat16);
+        made.dtypes.assign(static_cast<size_t>(layout->size()),
+                           wide ? DType::kFloat32 : DType::kBFloat16);
         made.output_dtype = made.dtypes[0];
         made.options.scale = 0.25;
         const auto gradients = make_gradients(*layout, rank, made.dtypes, round);
         auto outputs = make_outputs(*layout, made.output_dtype);
-        auto operation = group.reduce_list(layout, pointers(gradients), mutable_pointers(outputs), made.output_dtype,
-                                           made.options);
+        auto operation = group.reduce_list(layout, pointers(gradients), mutable_pointers(outputs),
+                                           made.output_dtype, made.options);
         TIDE_ASSERT_OK(operation.status());
         TIDE_ASSERT_OK(operation.value()->wait());
         check_outputs(*layout, rank, made, outputs, round);
@@ -144,14 +152,15 @@ TEST(EngineReduce, MinAndMaxOfLists) {
   for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
     run_ranks(4, {}, [op](int rank, Group& group) {
       std::mt19937 random(60);
-      auto layout = std::make_shared<GroupLayout>(random_parameters(random, 4, 5, {DType::kFloat32}), 4);
+      auto layout =
+          std::make_shared<GroupLayout>(random_parameters(random, 4, 5, {DType::kFloat32}), 4);
       Case made;
       made.dtypes.assign(5, DType::kFloat32);
       made.options.op = op;
       const auto gradients = make_gradients(*layout, rank, made.dtypes);
       auto outputs = make_outputs(*layout, DType::kFloat32);
-      auto operation =
-          group.reduce_list(layout, pointers(gradients), mutable_pointers(outputs), DType::kFloat32, made.options);
+      auto operation = group.reduce_list(layout, pointers(gradients), mutable_pointers(outputs),
+                                         DType::kFloat32, made.options);
       TIDE_ASSERT_OK(operation.status());
       TIDE_ASSERT_OK(operation.value()->wait());
       check_outputs(*layout, rank, made, outputs, 0);
@@ -159,13 +168,15 @@ TEST(EngineReduce, MinAndMaxOfLists) {
   }
 }
 
-// One large and many small contributions: a running sum in bf16 loses every small one, fp32 keeps them.
+// One large and many small contributions: a running sum in bf16 loses every small one, fp32 keeps
+// them.
 TEST(EngineReduce, SmallContributionsOfSixtyFourRanksAreNotLost) {
   constexpr int kRanks = 64;
   constexpr float kLarge = 256.0f;
   constexpr float kSmall = 0.5f;  // half a unit in the last place of bf16(256) is 1
   float naive = 0;
-  for (int rank = 0; rank < kRanks; ++rank) naive = float_of_bf16(bf16_of(naive + (rank == 0 ? kLarge : kSmall)));
+  for (int rank = 0; rank < kRanks; ++rank)
+    naive = float_of_bf16(bf16_of(naive + (rank == 0 ? kLarge : kSmall)));
   EXPECT_EQ(naive, kLarge);  // all 63 small ones lost
   const float reference = kLarge + 63 * kSmall;
 
@@ -180,7 +191,8 @@ TEST(EngineReduce, SmallContributionsOfSixtyFourRanksAreNotLost) {
     auto layout = std::make_shared<GroupLayout>(std::vector<Parameter>{parameter}, kRanks);
     const std::vector<uint16_t> gradient(kRanks * 100, bf16_of(rank == 0 ? kLarge : kSmall));
     std::vector<float> output(100);
-    auto operation = group.reduce_list(layout, {gradient.data()}, {output.data()}, DType::kFloat32, {});
+    auto operation =
+        group.reduce_list(layout, {gradient.data()}, {output.data()}, DType::kFloat32, {});
     TIDE_ASSERT_OK(operation.status());
     TIDE_ASSERT_OK(operation.value()->wait());
     for (const float value : output) ASSERT_EQ(value, reference);

@@ -14,7 +14,8 @@ TEST(EngineScale, ManyTensorsOfOddSizes) {
   for (const int tensors : {1000, kTableTensors + 500}) {  // the second: more than a table can post
     run_ranks(3, {}, [tensors](int rank, Group& group) {
       std::mt19937 random(5);
-      auto layout = std::make_shared<GroupLayout>(random_parameters(random, 3, tensors, {DType::kFloat32}, 40), 3);
+      auto layout = std::make_shared<GroupLayout>(
+          random_parameters(random, 3, tensors, {DType::kFloat32}, 40), 3);
       auto memory = group.allocate(layout->slot_bytes());
       TIDE_ASSERT_OK(memory.status());
       std::vector<void*> outputs;
@@ -30,14 +31,19 @@ TEST(EngineScale, ManyTensorsOfOddSizes) {
       const std::vector<DType> dtypes(static_cast<size_t>(tensors), DType::kFloat32);
       const auto gradients = make_gradients(*layout, rank, dtypes);
       std::vector<std::vector<float>> sums;
-      for (int p = 0; p < tensors; ++p) sums.emplace_back(static_cast<size_t>(layout->parameter(p).shard_numel));
-      auto reduced = group.reduce_list(layout, pointers(gradients), mutable_pointers(sums), DType::kFloat32, {});
+      for (int p = 0; p < tensors; ++p)
+        sums.emplace_back(static_cast<size_t>(layout->parameter(p).shard_numel));
+      auto reduced = group.reduce_list(layout, pointers(gradients), mutable_pointers(sums),
+                                       DType::kFloat32, {});
       TIDE_ASSERT_OK(reduced.status());
       TIDE_ASSERT_OK(reduced.value()->wait());
       for (int p = 0; p < tensors; ++p) {
         const std::vector<uint8_t> before(sums[p].size() * 4);
-        const auto expected = expected_shard(*layout, p, rank, DType::kFloat32, DType::kFloat32, {}, before);
-        ASSERT_TRUE(expected.empty() || std::memcmp(expected.data(), sums[p].data(), expected.size()) == 0) << p;
+        const auto expected =
+            expected_shard(*layout, p, rank, DType::kFloat32, DType::kFloat32, {}, before);
+        ASSERT_TRUE(expected.empty() ||
+                    std::memcmp(expected.data(), sums[p].data(), expected.size()) == 0)
+            << p;
       }
     });
   }
@@ -51,10 +57,11 @@ class AliasedMemory {
   explicit AliasedMemory(int64_t bytes) : bytes_((bytes + kPeriod - 1) / kPeriod * kPeriod) {
     const int file = memfd_create("aliased", 0);
     EXPECT_EQ(ftruncate(file, 2 * kPeriod), 0);
-    base_ = static_cast<char*>(
-        mmap(nullptr, static_cast<size_t>(bytes_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    base_ = static_cast<char*>(mmap(nullptr, static_cast<size_t>(bytes_), PROT_NONE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     for (int64_t at = 0; at < bytes_; at += kPeriod) {
-      mmap(base_ + at, kPeriod, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, at + kPeriod == bytes_ ? kPeriod : 0);
+      mmap(base_ + at, kPeriod, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,
+           at + kPeriod == bytes_ ? kPeriod : 0);
     }
     ::close(file);
   }
@@ -103,9 +110,11 @@ TEST(EngineScale, CastGroupsWriteRoundedPlaces) {
       std::vector<std::vector<uint8_t>> shards;
       for (int p = 0; p < 9; ++p) {
         const Parameter& parameter = layout.parameter(p);
-        shards.emplace_back(static_cast<size_t>(parameter.shard_numel * dtype_bytes(parameter.shard_dtype)));
+        shards.emplace_back(
+            static_cast<size_t>(parameter.shard_numel * dtype_bytes(parameter.shard_dtype)));
         for (int64_t i = 0; i < parameter.shard_numel; ++i) {
-          store(shards.back().data(), i, parameter.shard_dtype, gradient_at(0, p, place_of(parameter, ranks, rank, i)));
+          store(shards.back().data(), i, parameter.shard_dtype,
+                gradient_at(0, p, place_of(parameter, ranks, rank, i)));
         }
       }
       for (int round = 0; round < 3; ++round) {
@@ -114,14 +123,16 @@ TEST(EngineScale, CastGroupsWriteRoundedPlaces) {
         TIDE_ASSERT_OK(started.value().operation->wait());
         for (int p = 0; p < 9; ++p) {
           for (int64_t i = 0; i < layout.parameter(p).unsharded_numel; ++i) {
-            ASSERT_EQ(static_cast<uint16_t*>(started.value().places[p])[i], bf16_of(gradient_at(0, p, i)));
+            ASSERT_EQ(static_cast<uint16_t*>(started.value().places[p])[i],
+                      bf16_of(gradient_at(0, p, i)));
           }
         }
         TIDE_ASSERT_OK(group.vacate(0));
       }
       // Own places are written once, by the cast; nothing else is copied on this rank.
       EXPECT_EQ(group.counters().bytes_copied, static_cast<uint64_t>(3 * layout.shard_bytes()));
-      EXPECT_EQ(group.counters().bytes_pushed, static_cast<uint64_t>(3 * (ranks - 1) * layout.shard_bytes()));
+      EXPECT_EQ(group.counters().bytes_pushed,
+                static_cast<uint64_t>(3 * (ranks - 1) * layout.shard_bytes()));
     });
   }
 }
@@ -140,10 +151,13 @@ TEST(EngineModes, SlotReuseReadsTheGradientsBeforeThePeersCome) {
       TIDE_ASSERT_OK(started.status());
       TIDE_ASSERT_OK(started.value().operation->wait());
       TIDE_ASSERT_OK(group.vacate(0));
-      // In-Place leases the slot; Slot-Reuse's first call makes the area, which is a meeting. Do that before.
+      // In-Place leases the slot; Slot-Reuse's first call makes the area, which is a meeting. Do
+      // that before.
       std::vector<uint16_t> gradient(1000, bf16_of(1.0f));
       std::vector<float> output(500);
-      ReduceCall call{0, {0}, {DType::kBFloat16}, {gradient.data()}, {output.data()}, DType::kFloat32, {}, slot_reuse};
+      ReduceCall call{
+          0,  {0},       {DType::kBFloat16}, {gradient.data()}, {output.data()}, DType::kFloat32,
+          {}, slot_reuse};
       auto first = group.reduce(call);
       TIDE_ASSERT_OK(first.status());
       TIDE_ASSERT_OK(first.value()->wait());
@@ -170,7 +184,8 @@ TEST(EngineModes, SlotReuseReadsTheGradientsBeforeThePeersCome) {
   }
 }
 
-// The next gather may go out before the reduce's last wait; it gets another slot than the one that is staging.
+// The next gather may go out before the reduce's last wait; it gets another slot than the one that
+// is staging.
 TEST(EngineModes, TheStagingSlotGoesOutLast) {
   run_ranks(2, {}, [](int, Group& group) {
     std::vector<PlanRequest> requests(3);
@@ -188,7 +203,14 @@ TEST(EngineModes, TheStagingSlotGoesOutLast) {
     TIDE_ASSERT_OK(group.vacate(0));
     const std::vector<uint16_t> gradient(1000, bf16_of(1.0f));
     std::vector<float> output(500);
-    auto reduced = group.reduce({0, {0}, {DType::kBFloat16}, {gradient.data()}, {output.data()}, DType::kFloat32, {}, false});
+    auto reduced = group.reduce({0,
+                                 {0},
+                                 {DType::kBFloat16},
+                                 {gradient.data()},
+                                 {output.data()},
+                                 DType::kFloat32,
+                                 {},
+                                 false});
     TIDE_ASSERT_OK(reduced.status());
     int slots[2];
     for (int g : {1, 2}) {
@@ -207,13 +229,16 @@ TEST(EngineModes, TheStagingSlotGoesOutLast) {
 TEST(EngineCounters, StraightListsPushTheMinimumAndCopyOnlyTheOwnShard) {
   run_ranks(4, {}, [](int rank, Group& group) {
     std::mt19937 random(9);
-    auto layout = std::make_shared<GroupLayout>(random_parameters(random, 4, 6, {DType::kInt64}), 4);
+    auto layout =
+        std::make_shared<GroupLayout>(random_parameters(random, 4, 6, {DType::kInt64}), 4);
     auto memory = group.allocate(layout->slot_bytes());
     TIDE_ASSERT_OK(memory.status());
     std::vector<void*> straight;
-    for (int p = 0; p < 6; ++p) straight.push_back(static_cast<char*>(memory.value().get()) + layout->slot_offset(p));
+    for (int p = 0; p < 6; ++p)
+      straight.push_back(static_cast<char*>(memory.value().get()) + layout->slot_offset(p));
     std::vector<std::vector<uint8_t>> plain;
-    for (int p = 0; p < 6; ++p) plain.emplace_back(static_cast<size_t>(layout->parameter(p).unsharded_numel * 8));
+    for (int p = 0; p < 6; ++p)
+      plain.emplace_back(static_cast<size_t>(layout->parameter(p).unsharded_numel * 8));
     const auto shards = make_shards(*layout, rank);
     int64_t own = 0, all = 0, pushed = 0;
     for (int p = 0; p < 6; ++p) {
@@ -227,12 +252,15 @@ TEST(EngineCounters, StraightListsPushTheMinimumAndCopyOnlyTheOwnShard) {
     EXPECT_EQ(group.counters().bytes_copied, static_cast<uint64_t>(own));
     EXPECT_EQ(group.counters().bytes_pushed, static_cast<uint64_t>(pushed));
     // One rank's plain memory makes all of them bounce.
-    operation = group.gather_list(layout, pointers(shards), rank == 2 ? mutable_pointers(plain) : straight);
+    operation =
+        group.gather_list(layout, pointers(shards), rank == 2 ? mutable_pointers(plain) : straight);
     TIDE_ASSERT_OK(operation.status());
     TIDE_ASSERT_OK(operation.value()->wait());
     EXPECT_EQ(group.counters().bytes_copied, static_cast<uint64_t>(own + all));
-    for (int p = 0; p < 6; ++p) EXPECT_EQ(wrong_bytes(*layout, p, rank == 2 ? plain[p].data() : straight[p]), 0);
-    EXPECT_THAT(group.flight_record(), HasSubstr("\"kind\": \"gather_list\", \"subject\": \"6 tensors"));
+    for (int p = 0; p < 6; ++p)
+      EXPECT_EQ(wrong_bytes(*layout, p, rank == 2 ? plain[p].data() : straight[p]), 0);
+    EXPECT_THAT(group.flight_record(),
+                HasSubstr("\"kind\": \"gather_list\", \"subject\": \"6 tensors"));
   });
 }
 

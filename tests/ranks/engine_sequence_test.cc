@@ -1,4 +1,5 @@
-// Sequences of calls as FSDP2 makes them, and random ones: slots go round, nothing is written before it is free.
+// Sequences of calls as FSDP2 makes them, and random ones: slots go round, nothing is written
+// before it is free.
 #include "tests/ranks/engine_numbers.h"
 
 namespace tide::testing {
@@ -53,7 +54,8 @@ void use(std::vector<Layer>& layers, int g) {
   TIDE_ASSERT_OK(layers[g].started.operation->wait());
   for (int look = 0; look < 2; ++look) {
     for (int p = 0; p < layers[g].layout->size(); ++p) {
-      ASSERT_EQ(wrong_bytes(*layers[g].layout, p, layers[g].started.places[p]), 0) << "group " << g << " parameter " << p;
+      ASSERT_EQ(wrong_bytes(*layers[g].layout, p, layers[g].started.places[p]), 0)
+          << "group " << g << " parameter " << p;
     }
     std::this_thread::yield();
   }
@@ -89,14 +91,16 @@ void finish_reduce(std::vector<Layer>& layers, int g, int rank, int round) {
   TIDE_ASSERT_OK(layer.reduction->wait());
   for (int p = 0; p < layer.layout->size(); ++p) {
     const std::vector<uint8_t> before(layer.outputs[p].size() * 4);
-    const auto expected =
-        expected_shard(*layer.layout, p, rank, DType::kBFloat16, DType::kFloat32, {}, before, round);
+    const auto expected = expected_shard(*layer.layout, p, rank, DType::kBFloat16, DType::kFloat32,
+                                         {}, before, round);
     if (expected.empty()) continue;
-    ASSERT_EQ(std::memcmp(expected.data(), layer.outputs[p].data(), expected.size()), 0) << "group " << g << " " << p;
+    ASSERT_EQ(std::memcmp(expected.data(), layer.outputs[p].data(), expected.size()), 0)
+        << "group " << g << " " << p;
   }
 }
 
-void training_step(Group& group, std::vector<Layer>& layers, int rank, int round, int prefetch, bool slot_reuse) {
+void training_step(Group& group, std::vector<Layer>& layers, int rank, int round, int prefetch,
+                   bool slot_reuse) {
   for (int g = 0; g <= prefetch && g < kGroups; ++g) gather(group, layers, g);
   for (int g = 0; g < kGroups; ++g) {
     use(layers, g);
@@ -123,7 +127,8 @@ TEST(EngineSequence, TrainingStepsWithPrefetchAndBothModes) {
         run_ranks(ranks, options, [&](int rank, Group& group) {
           auto layers = make_layers(rank, ranks, !slot_reuse, 11);
           plan_layers(group, layers, prefetch);
-          for (int round = 0; round < 4; ++round) training_step(group, layers, rank, round, prefetch, slot_reuse);
+          for (int round = 0; round < 4; ++round)
+            training_step(group, layers, rank, round, prefetch, slot_reuse);
           EXPECT_TRUE(group.error().is_ok());
         });
       }
@@ -150,7 +155,8 @@ TEST(EngineSequence, RandomCallsInOneOrder) {
         const int g = static_cast<int>(shared() % kGroups);
         if (state[g] == 0) {
           auto started = group.gather({g, pointers(layers[g].shards)});
-          if (started.status().kind() == ErrorKind::kUnsupported) continue;  // no slot: alike on all ranks
+          if (started.status().kind() == ErrorKind::kUnsupported)
+            continue;  // no slot: alike on all ranks
           TIDE_ASSERT_OK(started.status());
           layers[g].started = std::move(started.value());
           gathers.push_back(layers[g].started.operation);
@@ -191,8 +197,10 @@ TEST(EngineSequence, ManyOperationsInFlight) {
       summed.emplace_back(5);
     }
     for (int i = 0; i < kCalls; ++i) {
-      auto operation = i % 3 == 2 ? group.reduce_list(layout, {inputs[i].data()}, {summed[i].data()}, DType::kInt32, {})
-                                  : group.gather_list(layout, {inputs[i].data()}, {gathered[i].data()});
+      auto operation =
+          i % 3 == 2
+              ? group.reduce_list(layout, {inputs[i].data()}, {summed[i].data()}, DType::kInt32, {})
+              : group.gather_list(layout, {inputs[i].data()}, {gathered[i].data()});
       TIDE_ASSERT_OK(operation.status());
       operations.push_back(operation.value());
     }

@@ -1,6 +1,9 @@
 // Ranks as threads over the memory fabric: what the engine's tests run on.
 #pragma once
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -11,9 +14,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "backend/engine/group.h"
 #include "transports/memory/memory_fabric.h"
@@ -52,9 +52,10 @@ struct WorldOptions {
   std::function<void(int rank, GroupOptions&)> per_rank;
 };
 
-// Runs `body(rank, group)` on one thread per rank; groups are closed when it returns. Failures are gtest's.
-// `fabrics`: raw fabrics for fault injection, valid while the ranks run.
-inline void run_ranks(int ranks, const WorldOptions& options, const std::function<void(int, Group&)>& body,
+// Runs `body(rank, group)` on one thread per rank; groups are closed when it returns. Failures are
+// gtest's. `fabrics`: raw fabrics for fault injection, valid while the ranks run.
+inline void run_ranks(int ranks, const WorldOptions& options,
+                      const std::function<void(int, Group&)>& body,
                       std::vector<Fabric*>* fabrics = nullptr) {
   std::vector<std::unique_ptr<Fabric>> made = make_memory_fabrics(ranks, options.fabric);
   ASSERT_EQ(static_cast<int>(made.size()), ranks);
@@ -76,15 +77,16 @@ inline void run_ranks(int ranks, const WorldOptions& options, const std::functio
   for (std::thread& thread : threads) thread.join();
 }
 
-#define TIDE_ASSERT_OK(expression)                                \
-  do {                                                            \
-    const ::tide::Status tide_status_ = (expression);             \
+#define TIDE_ASSERT_OK(expression)                                 \
+  do {                                                             \
+    const ::tide::Status tide_status_ = (expression);              \
     ASSERT_TRUE(tide_status_.is_ok()) << tide_status_.to_string(); \
   } while (0)
 
 // Value of an element of a full tensor, the same on all ranks: what a gather must bring.
 inline uint8_t byte_at(int parameter, int64_t index) {
-  const uint64_t mixed = (static_cast<uint64_t>(index) + 1) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(parameter) * 977;
+  const uint64_t mixed = (static_cast<uint64_t>(index) + 1) * 0x9e3779b97f4a7c15u +
+                         static_cast<uint64_t>(parameter) * 977;
   return static_cast<uint8_t>(mixed >> 37);
 }
 
@@ -104,7 +106,8 @@ inline std::vector<std::vector<uint8_t>> make_shards(const GroupLayout& layout, 
     std::vector<uint8_t> shard(static_cast<size_t>(parameter.shard_numel * bytes));
     for (int64_t i = 0; i < parameter.shard_numel; ++i) {
       const int64_t place = place_of(parameter, layout.ranks(), rank, i);
-      for (int64_t b = 0; b < bytes; ++b) shard[static_cast<size_t>(i * bytes + b)] = byte_at(p, place * bytes + b);
+      for (int64_t b = 0; b < bytes; ++b)
+        shard[static_cast<size_t>(i * bytes + b)] = byte_at(p, place * bytes + b);
     }
     shards.push_back(std::move(shard));
   }
@@ -113,9 +116,11 @@ inline std::vector<std::vector<uint8_t>> make_shards(const GroupLayout& layout, 
 
 // Number of wrong bytes among the first unsharded_numel elements of parameter p at `data`.
 inline int64_t wrong_bytes(const GroupLayout& layout, int p, const void* data) {
-  const int64_t bytes = layout.parameter(p).unsharded_numel * dtype_bytes(layout.parameter(p).dtype);
+  const int64_t bytes =
+      layout.parameter(p).unsharded_numel * dtype_bytes(layout.parameter(p).dtype);
   int64_t wrong = 0;
-  for (int64_t i = 0; i < bytes; ++i) wrong += static_cast<const uint8_t*>(data)[i] != byte_at(p, i);
+  for (int64_t i = 0; i < bytes; ++i)
+    wrong += static_cast<const uint8_t*>(data)[i] != byte_at(p, i);
   return wrong;
 }
 
@@ -132,9 +137,11 @@ std::vector<void*> mutable_pointers(std::vector<std::vector<T>>& arrays) {
   return result;
 }
 
-// A random layout, some parameters uneven, some of several rows, some empty. The same for the same seed.
+// A random layout, some parameters uneven, some of several rows, some empty. The same for the same
+// seed.
 inline std::vector<Parameter> random_parameters(std::mt19937& random, int ranks, int count,
-                                                const std::vector<DType>& dtypes, int64_t largest_numel = 3000) {
+                                                const std::vector<DType>& dtypes,
+                                                int64_t largest_numel = 3000) {
   std::vector<Parameter> parameters;
   for (int p = 0; p < count; ++p) {
     Parameter parameter;

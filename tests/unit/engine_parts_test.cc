@@ -1,10 +1,10 @@
 // The engine's small parts: slot order, control page, failure, completion thread, vote.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <map>
 #include <thread>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "backend/engine/agreement.h"
 #include "backend/engine/completion_thread.h"
@@ -46,7 +46,8 @@ class PlainWindow : public Window {
             static_cast<size_t>(ranks), std::vector<uint64_t>(static_cast<size_t>(bytes / 8 + 1)))),
         rank_(rank),
         bytes_(bytes) {}
-  PlainWindow(const PlainWindow& of, int rank) : pages_(of.pages_), rank_(rank), bytes_(of.bytes_) {}
+  PlainWindow(const PlainWindow& of, int rank)
+      : pages_(of.pages_), rank_(rank), bytes_(of.bytes_) {}
   int64_t bytes() const override { return bytes_; }
   void* own() const override { return peer(rank_); }
   void* peer(int rank) const override { return (*pages_)[static_cast<size_t>(rank)].data(); }
@@ -60,7 +61,8 @@ class PlainWindow : public Window {
 struct TwoPages {
   std::shared_ptr<PlainWindow> first = std::make_shared<PlainWindow>(2, 0, ControlPage::bytes(2));
   std::shared_ptr<ControlPage> a = std::make_shared<ControlPage>(first, 0, 2);
-  std::shared_ptr<ControlPage> b = std::make_shared<ControlPage>(std::make_shared<PlainWindow>(*first, 1), 1, 2);
+  std::shared_ptr<ControlPage> b =
+      std::make_shared<ControlPage>(std::make_shared<PlainWindow>(*first, 1), 1, 2);
 };
 
 TEST(ControlPage, WordsOfCountersShareNoCacheLine) {
@@ -104,7 +106,8 @@ TEST(ControlPage, RecordsComeThroughWholeAndAreOverwrittenInARing) {
   EXPECT_EQ(read.refusal, Refusal::kArenaLimit);
   EXPECT_EQ(read.plan, 3);
   EXPECT_EQ(read.slot, -1);
-  for (uint64_t sequence = 1; sequence <= kRecords; ++sequence) pages.a->publish(record_of(sequence));
+  for (uint64_t sequence = 1; sequence <= kRecords; ++sequence)
+    pages.a->publish(record_of(sequence));
   EXPECT_EQ(pages.b->read(0, 0, &read), ControlPage::Found::kOverwritten);
   ASSERT_EQ(pages.b->read(0, kRecords, &read), ControlPage::Found::kYes);
   EXPECT_EQ(read.bytes, kRecords * 17u);
@@ -123,7 +126,8 @@ TEST(ControlPage, ATornRecordIsNeverTakenForAWholeOne) {
     const uint64_t calls = pages.b->calls(0);
     if (calls == 0) continue;
     CallRecord read;
-    const uint64_t sequence = calls - 1 - (i % 2 == 0 ? 0 : std::min<uint64_t>(calls - 1, kRecords - 1));
+    const uint64_t sequence =
+        calls - 1 - (i % 2 == 0 ? 0 : std::min<uint64_t>(calls - 1, kRecords - 1));
     if (pages.b->read(0, sequence, &read) != ControlPage::Found::kYes) continue;
     ++whole;
     ASSERT_EQ(read.program_hash, sequence * 3);
@@ -146,7 +150,8 @@ TEST(ControlPage, TablesHoldTheFirstTensors) {
   EXPECT_FALSE(pages.b->has_table(0, Direction::kGather, 8));
   EXPECT_EQ(pages.b->table_size(0, Direction::kGather), kTableTensors);
   EXPECT_TRUE(pages.b->table_is_posted(0, Direction::kGather));
-  EXPECT_EQ(pages.b->descriptor(0, Direction::kGather, kTableTensors - 1), tensors[kTableTensors - 1]);
+  EXPECT_EQ(pages.b->descriptor(0, Direction::kGather, kTableTensors - 1),
+            tensors[kTableTensors - 1]);
   EXPECT_EQ(pages.b->posting(0, 0).allocation, 4);
   EXPECT_EQ(pages.b->posting(0, 0).offset, int64_t{1} << 40);
   pages.a->publish_table(Direction::kGather, 10, tensors, {});
@@ -171,7 +176,8 @@ TEST(Agreement, EqualOrNotYetIsFineAndADifferenceIsNamed) {
   own.kind = CallKind::kGather;
   own.plan = 0;
   EXPECT_TRUE(agreement.compare(own, 1, false, nullptr).status.is_ok());
-  EXPECT_THAT(agreement.compare(own, 1, true, nullptr).status.message(), HasSubstr("has made 0 calls"));
+  EXPECT_THAT(agreement.compare(own, 1, true, nullptr).status.message(),
+              HasSubstr("has made 0 calls"));
   pages.b->publish(own);
   EXPECT_TRUE(agreement.compare(own, 1, true, nullptr).status.is_ok());
   CallRecord other = own;
@@ -179,8 +185,9 @@ TEST(Agreement, EqualOrNotYetIsFineAndADifferenceIsNamed) {
   pages.b->publish(other);
   const Status status = agreement.compare(own, 1, false, nullptr).status;
   EXPECT_EQ(status.kind(), ErrorKind::kInvalidUse);
-  EXPECT_THAT(status.message(), HasSubstr("group 'dp', rank 0: ranks disagree about call 4: rank 1 is in reduce of "
-                                          "'layers.3', this rank in gather of 'layers.3'"));
+  EXPECT_THAT(status.message(),
+              HasSubstr("group 'dp', rank 0: ranks disagree about call 4: rank 1 is in reduce of "
+                        "'layers.3', this rank in gather of 'layers.3'"));
 }
 
 TEST(Failure, TheFirstErrorStays) {

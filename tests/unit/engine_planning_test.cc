@@ -1,9 +1,9 @@
 // The decision of a vote: a pure function of all ballots.
-#include <limits>
-#include <random>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
 
 #include "backend/engine/planning.h"
 
@@ -15,11 +15,13 @@ using ::testing::HasSubstr;
 PlanRequest request(const std::string& name, int64_t shard_numel, int ranks) {
   PlanRequest made;
   made.name = name;
-  made.parameters = {{"w", DType::kBFloat16, shard_numel, ranks * shard_numel, 1, DType::kBFloat16}};
+  made.parameters = {
+      {"w", DType::kBFloat16, shard_numel, ranks * shard_numel, 1, DType::kBFloat16}};
   return made;
 }
 
-std::vector<PlanBallot> ballots_of(int ranks, const std::vector<PlanRequest>& requests, int depth = 1) {
+std::vector<PlanBallot> ballots_of(int ranks, const std::vector<PlanRequest>& requests,
+                                   int depth = 1) {
   PlanBallot ballot;
   ballot.requests = requests;
   ballot.prefetch_depth = depth;
@@ -44,7 +46,8 @@ TEST(Planning, BallotsComeThroughUnchangedAndRubbishIsRefused) {
   EXPECT_EQ(decoded.value().requests[0].refusal, "no");
   EXPECT_TRUE(decoded.value().requests[0].stays_unsharded);
   EXPECT_FALSE(decoded.value().requests[1].serve_gather);
-  for (size_t length = 0; length < bytes.size(); ++length) EXPECT_FALSE(decode(bytes.substr(0, length)).is_ok());
+  for (size_t length = 0; length < bytes.size(); ++length)
+    EXPECT_FALSE(decode(bytes.substr(0, length)).is_ok());
   std::mt19937 random(1);
   for (int i = 0; i < 2000; ++i) {
     std::string broken = bytes;
@@ -54,7 +57,8 @@ TEST(Planning, BallotsComeThroughUnchangedAndRubbishIsRefused) {
 }
 
 TEST(Planning, SlotsAreDepthPlusOnePlusOneWhereStagingIsLeased) {
-  auto requests = std::vector<PlanRequest>{request("a", 10'000, 2), request("b", 20'000, 2), request("c", 5'000, 2)};
+  auto requests = std::vector<PlanRequest>{request("a", 10'000, 2), request("b", 20'000, 2),
+                                           request("c", 5'000, 2)};
   const auto leased = decide(ballots_of(2, requests, 2), {});
   EXPECT_EQ(leased.new_shared_slots, 4);
   EXPECT_EQ(leased.shared_slot_bytes, align_slot(2 * 20'000 * 2));  // of the largest
@@ -107,7 +111,8 @@ TEST(Planning, RefusalsCarryTheFirstRefusingRank) {
   ballots[2].requests[1].parameters[0].dtype = DType::kFloat32;
   const auto decision = decide(ballots, {});
   EXPECT_EQ(decision.answers[0].reason, "rank 1: x");
-  EXPECT_THAT(decision.answers[1].reason, HasSubstr("parameter 0 ('w'): rank 2 has 10 x bf16 a shard, 30 x fp32"));
+  EXPECT_THAT(decision.answers[1].reason,
+              HasSubstr("parameter 0 ('w'): rank 2 has 10 x bf16 a shard, 30 x fp32"));
   EXPECT_EQ(decision.new_bytes, 0);
 }
 
@@ -128,7 +133,8 @@ TEST(Planning, WhatCannotBeServedIsRefusedWithAReason) {
 }
 
 TEST(Planning, TheArenaLimitRefusesTheLargestFirst) {
-  auto ballots = ballots_of(2, {request("a", 1'000, 2), request("b", 100'000, 2), request("c", 2'000, 2)});
+  auto ballots =
+      ballots_of(2, {request("a", 1'000, 2), request("b", 100'000, 2), request("c", 2'000, 2)});
   ballots[1].available_bytes = 3 * align_slot(8'000);
   const auto decision = decide(ballots, {});
   EXPECT_TRUE(decision.answers[0].accepted);
