@@ -176,7 +176,9 @@ TEST_P(CudaFabricOnGpu, AReduceOfAllRanksIsTheProcessorsBitForBit) {
     }
     AccumulateBlock sum;
     for (int peer = 0; peer < ranks; ++peer) {
-      if (peer != rank) ASSERT_TRUE(r.fabric->wait(3, r.own(peer), 1, guard_of()).is_ok());
+      if (peer != rank) {
+        ASSERT_TRUE(r.fabric->wait(3, r.own(peer), 1, guard_of()).is_ok());
+      }
       const char* slice = static_cast<char*>(r.window->own()) + kAt + peer * kSlice;
       sum.slices.push_back(peer == rank ? device_gradient.get() + rank * kNumel * 2 : slice);
     }
