@@ -6,14 +6,18 @@
 namespace tide {
 namespace {
 
-// How long a wait that found a difference goes on for the tensor's name: the peer's lane is about to publish it.
+// How long a wait that found a difference goes on for the tensor's name: the peer's lane is about
+// to publish it.
 constexpr std::chrono::seconds kTablePatience{1};
 
-bool runs_in(Direction direction, Lane lane) { return (direction == Direction::kReduce) == (lane == Lane::kReduce); }
+bool runs_in(Direction direction, Lane lane) {
+  return (direction == Direction::kReduce) == (lane == Lane::kReduce);
+}
 
 }  // namespace
 
-Executor::Executor(EngineContext* context) : context_(context), compared_(static_cast<size_t>(context->ranks())) {
+Executor::Executor(EngineContext* context)
+    : context_(context), compared_(static_cast<size_t>(context->ranks())) {
   guard_.failed = context->failure.flag();
   guard_.check = [this] { return check_wait(waiting_from_); };
 }
@@ -28,7 +32,8 @@ void Executor::begin(const Call& call) {
 Status Executor::run(OperationState& operation, Lane lane) {
   const Binding& binding = operation.binding();
   begin({&operation.record(), &operation, binding.layout.get()});
-  for (const std::shared_ptr<OperationState>& earlier : binding.after) TIDE_RETURN_IF_ERROR(earlier->wait(std::nullopt));
+  for (const std::shared_ptr<OperationState>& earlier : binding.after)
+    TIDE_RETURN_IF_ERROR(earlier->wait(std::nullopt));
   if (lane == Lane::kMove) return run_move(operation);
 
   if (!binding.moves.empty()) {
@@ -37,19 +42,21 @@ Status Executor::run(OperationState& operation, Lane lane) {
   }
   const Program* program = binding.program.get();
   if (!binding.descriptors.empty() && program->ranks > 1) {
-    context_->control->publish_table(program->direction, operation.record().sequence, binding.descriptors,
-                                     binding.postings);
+    context_->control->publish_table(program->direction, operation.record().sequence,
+                                     binding.descriptors, binding.postings);
   }
   if (binding.bounced && !program->steps.empty() && program->ranks > 1) {
     TIDE_RETURN_IF_ERROR(choose_form(operation, &program));
   }
-  if (!runs_in(program->direction, lane)) return Status(ErrorKind::kInternal, "a program reached another lane");
+  if (!runs_in(program->direction, lane))
+    return Status(ErrorKind::kInternal, "a program reached another lane");
   return run_program(operation, *program);
 }
 
 Status Executor::run_move(OperationState& operation) {
   const std::vector<CopyBlock>& moves = operation.binding().moves;
-  TIDE_RETURN_IF_ERROR(context_->fabric().copy(kMoveQueue, moves.data(), static_cast<int>(moves.size())));
+  TIDE_RETURN_IF_ERROR(
+      context_->fabric().copy(kMoveQueue, moves.data(), static_cast<int>(moves.size())));
   uint64_t bytes = 0;
   for (const CopyBlock& block : moves) bytes += static_cast<uint64_t>(block.rows * block.row_bytes);
   context_->bytes_copied += bytes;
@@ -65,7 +72,8 @@ Status Executor::run_program(OperationState& operation, const Program& program) 
     last_read = program.last_gradient_read;
   } else {
     last_read = static_cast<int>(program.steps.size()) - 1;
-    while (last_read >= 0 && (program.steps[last_read].op == Op::kSignal || program.steps[last_read].op == Op::kWait ||
+    while (last_read >= 0 && (program.steps[last_read].op == Op::kSignal ||
+                              program.steps[last_read].op == Op::kWait ||
                               program.steps[last_read].from != Space::kShard)) {
       --last_read;
     }
@@ -81,25 +89,37 @@ Status Executor::run_step(const Binding& binding, const Program& program, const 
   const int queue = static_cast<int>(step.queue);
   const int counter = static_cast<int>(step.counter);
   switch (step.op) {
-    case Op::kCopy: return copy(binding, program, step);
-    case Op::kCast: return cast(binding, program, step);
-    case Op::kAccumulate: return accumulate(binding, program, step);
-    case Op::kSignal: return signal(queue, counter, step.peer, binding.base[counter] + step.value);
+    case Op::kCopy:
+      return copy(binding, program, step);
+    case Op::kCast:
+      return cast(binding, program, step);
+    case Op::kAccumulate:
+      return accumulate(binding, program, step);
+    case Op::kSignal:
+      return signal(queue, counter, step.peer, binding.base[counter] + step.value);
     case Op::kWait: {
       const int from = step.peer == kSelf ? context_->rank() : step.peer;
       return wait(queue, counter, from, binding.base[counter] + step.value);
     }
+    case Op::kPut:
+    case Op::kConfirm:
+    case Op::kGrant:
+    case Op::kArrive:
+    case Op::kDrain:
+      return Status(ErrorKind::kInternal, "a program between nodes reached the queues of one node");
   }
   return Status(ErrorKind::kInternal, "unknown step");
 }
 
-// Every rank says where its outputs lie and grants the areas in one signal: the bounced form's first step. When all have
-// spoken, all decide alike. What the straight form grants beyond that follows with its own first step.
+// Every rank says where its outputs lie and grants the areas in one signal: the bounced form's
+// first step. When all have spoken, all decide alike. What the straight form grants beyond that
+// follows with its own first step.
 Status Executor::choose_form(OperationState& operation, const Program** program) {
   const Binding& binding = operation.binding();
   const Step& grant = binding.bounced->steps.front();
   if (grant.op != Op::kSignal || grant.peer != kAllPeers) {
-    return Status(ErrorKind::kInternal, "a bounced gather does not begin with a grant to all peers");
+    return Status(ErrorKind::kInternal,
+                  "a bounced gather does not begin with a grant to all peers");
   }
   const int counter = static_cast<int>(grant.counter);
   const int queue = static_cast<int>(grant.queue);
@@ -128,14 +148,16 @@ Status Executor::resolve_peer_outputs(const Binding& binding) {
     for (int p = 0; p < tensors; ++p) {
       const Posting posting = context_->control->posting(rank, p);
       if (posting.allocation < 0) continue;
-      if (posting.allocation != last_allocation) memory = context_->allocations->memory(posting.allocation);
+      if (posting.allocation != last_allocation)
+        memory = context_->allocations->memory(posting.allocation);
       last_allocation = posting.allocation;
       const Parameter& parameter = binding.layout->parameter(p);
       const int64_t bytes = parameter.unsharded_numel * dtype_bytes(parameter.dtype);
       if (!memory || posting.offset < 0 || posting.offset > memory->bytes() - bytes) {
-        return Status(ErrorKind::kInternal, context_->where() + ": rank " + std::to_string(rank) + " posted '" +
-                                                parameter.name + "' at " + std::to_string(posting.offset) +
-                                                " of allocation " + std::to_string(posting.allocation) +
+        return Status(ErrorKind::kInternal, context_->where() + ": rank " + std::to_string(rank) +
+                                                " posted '" + parameter.name + "' at " +
+                                                std::to_string(posting.offset) + " of allocation " +
+                                                std::to_string(posting.allocation) +
                                                 ", which has no such range here");
       }
       peer_outputs_[static_cast<size_t>(rank) * tensors + p] = memory->at(rank, posting.offset);
@@ -152,7 +174,8 @@ Status Executor::signal(int queue, int counter, int peer, uint32_t value) {
   }
   for (int k = 1; k < context_->ranks(); ++k) {
     const int owner = (own + k) % context_->ranks();
-    TIDE_RETURN_IF_ERROR(context_->fabric().signal(queue, context_->control->word(owner, counter, own), value));
+    TIDE_RETURN_IF_ERROR(
+        context_->fabric().signal(queue, context_->control->word(owner, counter, own), value));
   }
   return Status::ok();
 }
@@ -172,11 +195,13 @@ Status Executor::wait(int queue, int counter, int from, uint32_t value) {
   return context_->agreement->compare(*call_.record, from, true, call_.layout).status;
 }
 
-// Runs about every 100 ms in a wait. What a peer's record says matters before that it left: it may have left over it.
+// Runs about every 100 ms in a wait. What a peer's record says matters before that it left: it may
+// have left over it.
 Status Executor::check_wait(int from) {
   for (int rank = 0; rank < context_->ranks(); ++rank) {
     if (rank == context_->rank()) continue;
-    const Agreement::Answer answer = context_->agreement->compare(*call_.record, rank, false, call_.layout);
+    const Agreement::Answer answer =
+        context_->agreement->compare(*call_.record, rank, false, call_.layout);
     if (answer.status.is_ok()) continue;
     if (!answer.needs_table) return answer.status;
     if (needs_table_since_ == Clock::time_point{}) needs_table_since_ = Clock::now();
@@ -189,14 +214,17 @@ Status Executor::explain(const Status& status, int counter, int from, uint32_t v
   const Status broken = context_->failure.status();
   if (!broken.is_ok()) return broken;
   if (status.kind() == ErrorKind::kInvalidUse) return status;  // Agreement's sentence, complete
-  const std::string call = call_.operation != nullptr ? call_.operation->name()
-                                                      : context_->agreement->describe(*call_.record) + " (call " +
-                                                            std::to_string(call_.record->sequence) + ")";
-  const uint32_t got = __atomic_load_n(context_->control->word(context_->rank(), counter, from), __ATOMIC_RELAXED);
+  const std::string call = call_.operation != nullptr
+                               ? call_.operation->name()
+                               : context_->agreement->describe(*call_.record) + " (call " +
+                                     std::to_string(call_.record->sequence) + ")";
+  const uint32_t got =
+      __atomic_load_n(context_->control->word(context_->rank(), counter, from), __ATOMIC_RELAXED);
   std::string text = context_->where() + ": " + call + ": ";
-  if (status.kind() == ErrorKind::kTimeout) text += "waited " + std::to_string(guard_.timeout.count()) + " ms for ";
-  text += std::string(control_counter_name(counter)) + " from rank " + std::to_string(from) + ", wanted " +
-          std::to_string(value) + ", got " + std::to_string(got);
+  if (status.kind() == ErrorKind::kTimeout)
+    text += "waited " + std::to_string(guard_.timeout.count()) + " ms for ";
+  text += std::string(control_counter_name(counter)) + " from rank " + std::to_string(from) +
+          ", wanted " + std::to_string(value) + ", got " + std::to_string(got);
   if (status.kind() == ErrorKind::kTimeout) {
     text += "; that rank has made " + std::to_string(context_->control->calls(from)) +
             " calls, this is call " + std::to_string(call_.record->sequence) +
@@ -212,7 +240,8 @@ Status Executor::meet(const CallRecord& record, uint32_t value, const GroupLayou
   TIDE_RETURN_IF_ERROR(context_->failure.status());
   TIDE_RETURN_IF_ERROR(signal(kCallerQueue, kMeetCounter, kAllPeers, value));
   for (int k = 1; k < context_->ranks(); ++k) {
-    TIDE_RETURN_IF_ERROR(wait(kCallerQueue, kMeetCounter, (context_->rank() + k) % context_->ranks(), value));
+    TIDE_RETURN_IF_ERROR(
+        wait(kCallerQueue, kMeetCounter, (context_->rank() + k) % context_->ranks(), value));
   }
   return Status::ok();
 }

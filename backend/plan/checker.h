@@ -10,6 +10,10 @@
 //     timing, not only for the one that ran;
 //   - counters only grow, each ends an operation at base + advance, and no two writers of one
 //   counter are unordered;
+//   - between nodes: a put lands, head then rest, at any time after it was posted and in any order
+//   with other puts, and its bytes are known to be there only to who waited for its event; a rail
+//   brings each byte once; rounds keep to the program's pacing; every event is waited for; nothing
+//   reads for the rail behind its drain;
 //   - no deadlock, with a thread per queue and with all queues of a process merged into one FIFO.
 //
 // One schedule would do for correct programs: waits do not consume, so threads that meet only
@@ -93,7 +97,8 @@ struct CheckReport {
   std::string error;  // empty: proven
   uint64_t canonical =
       0;  // of who wrote what, where, between which reads; the same in every schedule
-  std::vector<int64_t> pushed_bytes;  // by process: into other processes' memory
+  std::vector<int64_t> pushed_bytes;  // by process: into memory of other processes of its node
+  std::vector<int64_t> rail_bytes;    // by process: put into memory of other nodes
 
   bool is_ok() const { return error.empty(); }
 };

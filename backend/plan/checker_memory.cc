@@ -32,7 +32,8 @@ CheckerMemory::CheckerMemory(const CheckedSequence& sequence)
     : sequence_(sequence),
       granule_(1),
       shadow_(1),
-      pushed_bytes_(static_cast<size_t>(sequence.processes), 0) {
+      pushed_bytes_(static_cast<size_t>(sequence.processes), 0),
+      rail_bytes_(static_cast<size_t>(sequence.processes), 0) {
   for (const CheckedOperation& checked : sequence.operations) {
     bindings_.push_back(bind(checked));
     amounts_.emplace_back(checked.programs.size());
@@ -110,6 +111,7 @@ int64_t CheckerMemory::find_granule() const {
         }
         granule = std::gcd(granule, piece.packed_offset);
       }
+      for (const Step& step : program->steps) granule = std::gcd(granule, step.head_bytes);
     }
   }
   return granule;
@@ -225,12 +227,26 @@ CheckerMemory::Place CheckerMemory::unsharded_place(int index, int rank, int par
   return {region(Kind::kOutputs, process, checked.group, checked.outputs), offset, 0};
 }
 
+int64_t CheckerMemory::valid_bytes(int index, int rank) const {
+  const GroupLayout& layout = *operation(index).layout;
+  int64_t bytes = 0;
+  for (int p = 0; p < layout.size(); ++p)
+    bytes += layout.valid_numel(p, rank) * bindings_[index].element_bytes[p];
+  return bytes;
+}
+
+// The shards of the other nodes' ranks on this rail, once each.
+int64_t CheckerMemory::wanted_rail_bytes(int index, int rank) const {
+  int64_t bytes = 0;
+  for (int other : operation(index).programs[rank]->rail_ranks)
+    bytes += other == rank ? 0 : valid_bytes(index, other);
+  return bytes;
+}
+
 // Each byte that others own (gather), or others' slices of what this rank owns (reduce), once.
 int64_t CheckerMemory::wanted_arrivals(int index, int rank) const {
   const GroupLayout& layout = *operation(index).layout;
-  int64_t own_bytes = 0;
-  for (int p = 0; p < layout.size(); ++p)
-    own_bytes += layout.valid_numel(p, rank) * bindings_[index].element_bytes[p];
+  const int64_t own_bytes = valid_bytes(index, rank);
   return is_reduce(index) ? own_bytes * (layout.ranks() - 1)
                           : bindings_[index].unsharded_bytes - own_bytes;
 }
@@ -248,8 +264,13 @@ std::string CheckerMemory::check_amounts() const {
       }
       if (const int64_t wanted = wanted_arrivals(static_cast<int>(o), static_cast<int>(rank));
           amount.arrived_bytes != wanted) {
-        return who + "other ranks pushed " + std::to_string(amount.arrived_bytes) +
-               " bytes here, wanted " + std::to_string(wanted);
+        return who + "other ranks brought " + std::to_string(amount.arrived_bytes) +
+               " bytes, wanted " + std::to_string(wanted);
+      }
+      if (const int64_t wanted = wanted_rail_bytes(static_cast<int>(o), static_cast<int>(rank));
+          amount.rail_bytes != wanted) {
+        return who + "the rail brought " + std::to_string(amount.rail_bytes) + " bytes, wanted " +
+               std::to_string(wanted);
       }
       if (is_reduce(static_cast<int>(o)) && amount.gradient_bytes != binding.unsharded_bytes) {
         return who + "read " + std::to_string(amount.gradient_bytes) +

@@ -13,6 +13,9 @@
 
 namespace tide {
 
+// The ranks that `peer` of a step stands for; none when the program knows no such rank in its node.
+std::vector<int> targets_of(const Program& program, int peer);
+
 class CheckerMemory {
  public:
   explicit CheckerMemory(const CheckedSequence& sequence);
@@ -21,6 +24,12 @@ class CheckerMemory {
 
   // Runs one copy, cast or accumulate of `rank`. Empty string, or what is wrong.
   std::string run(const Actor& actor, int operation, int rank, const Step& step);
+
+  // Lands bytes [begin, end) of a put of `rank`, counted over its shards, pieces and rows in order.
+  std::string land(const Actor& actor, int operation, int rank, const Step& step, int64_t begin,
+                   int64_t end);
+  // What a put must bring.
+  int64_t put_bytes(int operation, int rank, const Step& step) const;
 
   // Steps of the script, on the memory of `rank`'s process.
   std::string use_gathered(const Actor& actor, int operation, int rank);
@@ -34,6 +43,7 @@ class CheckerMemory {
 
   uint64_t canonical() const { return shadow_.canonical(); }
   const std::vector<int64_t>& pushed_bytes() const { return pushed_bytes_; }
+  const std::vector<int64_t>& rail_bytes() const { return rail_bytes_; }
 
  private:
   using Range = ShadowMemory::Range;
@@ -90,7 +100,7 @@ class CheckerMemory {
   Place place(const Run& run, Space space, int rank) const;
   Place unsharded_place(int operation, int rank,
                         int parameter) const;  // its first byte: slot, output or gradient
-  std::string run_piece(const Actor& actor, Run run, int rank);
+  std::string run_piece(const Actor& actor, Run run, int rank, const std::vector<int>& targets);
   std::string copy_block(const Actor& actor, const Run& run, int rank, int target_rank);
   std::string cast_block(const Actor& actor, const Run& run, int rank);
   std::string accumulate_block(const Actor& actor, const Run& run, int rank);
@@ -110,10 +120,13 @@ class CheckerMemory {
   struct Amount {
     int64_t result_bytes = 0;    // written to slots, outputs or summed shards
     int64_t gradient_bytes = 0;  // read by pushes and sums
-    int64_t arrived_bytes = 0;   // pushed here by other ranks
+    int64_t arrived_bytes = 0;   // brought here by other ranks
+    int64_t rail_bytes = 0;      // of these, over the rail
   };
 
   int64_t wanted_arrivals(int operation, int rank) const;
+  int64_t wanted_rail_bytes(int operation, int rank) const;
+  int64_t valid_bytes(int operation, int rank) const;  // of the rank's shard, without padding
 
   const CheckedSequence& sequence_;
   std::vector<Binding> bindings_;  // by operation
@@ -122,6 +135,7 @@ class CheckerMemory {
   std::map<Key, int> regions_;
   std::vector<std::vector<Amount>> amounts_;  // by operation and rank
   std::vector<int64_t> pushed_bytes_;
+  std::vector<int64_t> rail_bytes_;
 };
 
 }  // namespace tide

@@ -48,6 +48,12 @@ bool CheckerRunner::run_item(Thread& thread) {
     case Item::Kind::kScript:
       went_on = run_script(thread, item);
       break;
+    case Item::Kind::kHead:
+      went_on = land_head(thread, item);
+      break;
+    case Item::Kind::kTail:
+      land_tail(thread, item);
+      break;
   }
   if (!error_.empty()) error_ = describe(thread) + ": " + error_;
   if (went_on) ++thread.next;
@@ -91,20 +97,17 @@ bool CheckerRunner::join_points(Thread& thread, int index, int rank, bool read_o
 }
 
 bool CheckerRunner::run_step(Thread& thread, const Item& item) {
-  const Step& step = operation(item.operation).programs[item.rank]->steps[item.index];
-  const int ranks = operation(item.operation).programs[item.rank]->ranks;
-  if (step.peer < kAllPeers || step.peer >= ranks) {
-    error_ = "names a peer that does not exist";
+  const Program& program = *operation(item.operation).programs[item.rank];
+  const Step& step = program.steps[item.index];
+  if (is_network_step(step.op)) return run_network(thread, item, step);
+  const std::vector<int> targets = targets_of(program, step.peer);
+  if (targets.empty() && step.peer != kAllPeers) {
+    error_ = "names a peer that does not exist, or not in this node";
     return true;
   }
   if (step.op == Op::kWait) return wait_for(thread, item, step);
   if (step.op == Op::kSignal) {
-    for (int target = 0; target < ranks; ++target) {
-      const bool chosen = step.peer == kAllPeers
-                              ? target != item.rank
-                              : target == (step.peer == kSelf ? item.rank : step.peer);
-      if (chosen) signal(thread, item, step, target);
-    }
+    for (int target : targets) signal(thread, item, step, target);
     return true;
   }
   error_ = memory_.run(actor(thread, item), item.operation, item.rank, step);

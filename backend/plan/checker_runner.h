@@ -7,6 +7,10 @@
 // Knowledge travels as clocks: from the issue to the queues, from a signal to the wait that it
 // satisfies, from read and end points to whoever waits for them.
 //
+// A put has a thread of its own, that lands its head and then the rest at any time after it was
+// posted: puts of one rail are not ordered. The i-th puts of a process's operations share a thread;
+// the drain of the earlier operation must lie before the later one's put.
+//
 // Internal to the checker.
 #pragma once
 
@@ -27,9 +31,10 @@
 namespace tide::checking {
 
 inline constexpr int kScriptQueue = kQueueCount;  // stands for the script in schedules and tags
+inline constexpr int kDeliveryQueue = kQueueCount + 1;  // of puts under way
 
 struct Item {
-  enum class Kind : uint8_t { kBegin, kStep, kReadPoint, kEnd, kScript };
+  enum class Kind : uint8_t { kBegin, kStep, kReadPoint, kEnd, kScript, kHead, kTail };
   Kind kind = Kind::kStep;
   int operation = -1;
   int rank = -1;
@@ -58,6 +63,21 @@ struct Word {
   uint32_t written = 0;
 };
 
+// A put of one operation: where it is.
+struct Delivery {
+  size_t thread = 0;
+  std::optional<Clocks> posted;
+  std::optional<Clocks> head;  // what its landing tells
+  std::optional<Clocks> whole;
+};
+
+// An event between nodes.
+struct Message {
+  int64_t amount = 0;
+  Clocks clocks;
+  bool awaited = false;
+};
+
 // Points of one operation on one rank, by queue; absent until reached.
 struct Progress {
   std::optional<Clocks> issued;
@@ -65,6 +85,8 @@ struct Progress {
   std::array<std::optional<Clocks>, kQueueCount> read;
   std::array<bool, kQueueCount> used = {};
   std::array<bool, kQueueCount> reads = {};  // shards or gradients
+  std::map<int, Delivery> puts;              // by step
+  bool drained = false;
 };
 
 class CheckerRunner {
@@ -83,8 +105,9 @@ class CheckerRunner {
     }
     if (error_.empty()) error_ = describe_deadlock();
     if (error_.empty()) error_ = check_counters();
+    if (error_.empty()) error_ = check_messages();
     if (error_.empty()) error_ = memory_.check_amounts();
-    return {error_, memory_.canonical(), memory_.pushed_bytes()};
+    return {error_, memory_.canonical(), memory_.pushed_bytes(), memory_.rail_bytes()};
   }
 
  private:
@@ -101,6 +124,7 @@ class CheckerRunner {
 
   void number_counters();
   void make_threads();
+  void append_deliveries(int index, int rank);
   void append_operation(int index, int rank, const std::vector<Thread*>& queues);
   Thread* thread_of(int process, int group, int queue);
 
@@ -111,6 +135,15 @@ class CheckerRunner {
   bool wait_for(Thread& thread, const Item& item, const Step& step);
   void signal(Thread& thread, const Item& item, const Step& step, int target);
   bool run_script(Thread& thread, const Item& item);
+  bool run_network(Thread& thread, const Item& item, const Step& step);
+  bool land_head(Thread& thread, const Item& item);
+  void land_tail(Thread& thread, const Item& item);
+  void post(Thread& thread, const Item& item, const Step& step);
+  std::string check_pacing(const Thread& thread, const Item& item, const Step& step) const;
+  bool knows(const Thread& thread, const Delivery& put, bool whole) const;
+  bool arrive(Thread& thread, const Item& item, const Step& step);
+  bool drain(Thread& thread, const Item& item);
+  void send(Thread& thread, const Item& item, const Step& step, RailEvent event, int64_t amount);
   bool join_points(Thread& thread, int index, int rank, bool read_only);
 
   Actor actor(const Thread& thread, const Item& item) const {
@@ -129,6 +162,7 @@ class CheckerRunner {
   std::string describe(const Thread& thread) const;
   std::string describe_deadlock() const;
   std::string check_counters() const;
+  std::string check_messages() const;
 
   const CheckedSequence& sequence_;
   Schedule schedule_;
@@ -142,6 +176,8 @@ class CheckerRunner {
   // Sum of `advance` before an operation.
   std::vector<std::array<int64_t, kCounterCount>> base_;
   std::map<std::tuple<int, int, int, int>, Word> words_;  // (group, counter, owner, writer)
+  // (operation, receiver, sender, event, round, part)
+  std::map<std::tuple<int, int, int, RailEvent, int, int>, Message> messages_;
   std::string error_;
 };
 

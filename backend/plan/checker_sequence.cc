@@ -9,30 +9,38 @@ int SequenceBuilder::add_group(std::vector<int> members) {
   return static_cast<int>(sequence_.groups.size()) - 1;
 }
 
-int SequenceBuilder::gather(int group, std::shared_ptr<const GroupLayout> layout,
-                            const GatherOptions& options, int shards) {
+int SequenceBuilder::add(int group, std::shared_ptr<const GroupLayout> layout, int shards,
+                         const std::function<Program(int rank)>& plan) {
   CheckedOperation& added = sequence_.operations.emplace_back();
   added.group = group;
   added.shards = shards;
   added.outputs = shards;
   for (int rank = 0; rank < layout->ranks(); ++rank) {
-    added.programs.push_back(std::make_shared<const Program>(plan_gather(*layout, rank, options)));
+    added.programs.push_back(std::make_shared<const Program>(plan(rank)));
   }
   added.layout = std::move(layout);
   return static_cast<int>(sequence_.operations.size()) - 1;
 }
 
+int SequenceBuilder::gather(int group, std::shared_ptr<const GroupLayout> layout,
+                            const GatherOptions& options, int shards) {
+  return add(group, layout, shards, [&](int rank) { return plan_gather(*layout, rank, options); });
+}
+
+int SequenceBuilder::gather(int group, std::shared_ptr<const GroupLayout> layout,
+                            const Topology& topology, const NodeGatherOptions& options,
+                            int shards) {
+  return add(group, layout, shards,
+             [&](int rank) { return plan_node_gather(*layout, topology, rank, options); });
+}
+
 int SequenceBuilder::reduce(int group, std::shared_ptr<const GroupLayout> layout,
                             const ReduceOptions& options) {
-  CheckedOperation& added = sequence_.operations.emplace_back();
-  added.group = group;
-  added.subset = options.subset;
-  added.gradient_dtypes = options.dtypes;
-  for (int rank = 0; rank < layout->ranks(); ++rank) {
-    added.programs.push_back(std::make_shared<const Program>(plan_reduce(*layout, rank, options)));
-  }
-  added.layout = std::move(layout);
-  return static_cast<int>(sequence_.operations.size()) - 1;
+  const int index =
+      add(group, layout, 0, [&](int rank) { return plan_reduce(*layout, rank, options); });
+  operation(index).subset = options.subset;
+  operation(index).gradient_dtypes = options.dtypes;
+  return index;
 }
 
 int slots_for(const TrainingOptions& options) {

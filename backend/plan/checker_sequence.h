@@ -11,11 +11,13 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "backend/plan/checker.h"
 #include "backend/plan/gather_plan.h"
+#include "backend/plan/node_gather_plan.h"
 #include "backend/plan/reduce_plan.h"
 
 namespace tide {
@@ -54,6 +56,9 @@ class SequenceBuilder {
 
   int gather(int group, std::shared_ptr<const GroupLayout> layout, const GatherOptions& options,
              int shards);
+  // Between nodes; to slots.
+  int gather(int group, std::shared_ptr<const GroupLayout> layout, const Topology& topology,
+             const NodeGatherOptions& options, int shards);
   int reduce(int group, std::shared_ptr<const GroupLayout> layout, const ReduceOptions& options);
   CheckedOperation& operation(int index) { return sequence_.operations[index]; }
   void act(Action action, int operation) { sequence_.script.push_back({action, operation}); }
@@ -61,6 +66,9 @@ class SequenceBuilder {
   CheckedSequence& sequence() { return sequence_; }
 
  private:
+  int add(int group, std::shared_ptr<const GroupLayout> layout, int shards,
+          const std::function<Program(int rank)>& plan);
+
   CheckedSequence sequence_;
 };
 

@@ -151,7 +151,8 @@ std::string CheckerMemory::zero_padding(const Actor& actor, const Run& run, int 
                        padding_content(run.operation, rank, p) + cells(begin * bytes));
 }
 
-std::string CheckerMemory::run_piece(const Actor& actor, Run run, int rank) {
+std::string CheckerMemory::run_piece(const Actor& actor, Run run, int rank,
+                                     const std::vector<int>& targets) {
   const CheckedOperation& checked = operation(run.operation);
   const Step& step = *run.step;
   const Parameter& parameter = checked.layout->parameter(run.piece->parameter);
@@ -170,14 +171,8 @@ std::string CheckerMemory::run_piece(const Actor& actor, Run run, int rank) {
     std::string error;
     if (step.op == Op::kCast) error = cast_block(actor, run, rank);
     if (step.op == Op::kAccumulate) error = accumulate_block(actor, run, rank);
-    if (step.op == Op::kCopy) {
-      const int ranks = run.program->ranks;
-      for (int target = 0; target < ranks && error.empty(); ++target) {
-        const bool chosen = step.peer == kAllPeers
-                                ? target != rank
-                                : target == (step.peer == kSelf ? rank : step.peer);
-        if (chosen) error = copy_block(actor, run, rank, target);
-      }
+    for (size_t t = 0; t < targets.size() && error.empty() && step.op == Op::kCopy; ++t) {
+      error = copy_block(actor, run, rank, targets[t]);
     }
     if (!error.empty()) return error;
   }
@@ -192,8 +187,10 @@ std::string CheckerMemory::run(const Actor& actor, int index, int rank, const St
   if ((step.from == Space::kShard || step.op == Op::kAccumulate) && step.shard != rank) {
     return "takes another rank's shard from its own memory";
   }
+  const std::vector<int> targets = targets_of(program, step.peer);
   for (int i = step.first_piece; i < step.last_piece; ++i) {
-    std::string error = run_piece(actor, {index, &program, &step, &program.pieces[i], {}}, rank);
+    std::string error =
+        run_piece(actor, {index, &program, &step, &program.pieces[i], {}}, rank, targets);
     if (!error.empty()) return error;
   }
   return "";

@@ -8,7 +8,12 @@ namespace {
 bool reads_sources(Direction direction, int queue_index) {
   const Queue queue = static_cast<Queue>(queue_index);
   if (direction == Direction::kReduce) return queue == Queue::kReducePush || queue == Queue::kSum;
-  return queue == Queue::kOwn || queue == Queue::kGatherPush;
+  return queue == Queue::kOwn || queue == Queue::kGatherPush || queue == Queue::kRail;
+}
+
+// Counters that a rank signals to itself.
+bool is_own_counter(Counter counter) {
+  return counter == Counter::kCast || counter == Counter::kRailArrival;
 }
 
 }  // namespace
@@ -25,20 +30,35 @@ void CheckerRunner::number_counters() {
   }
 }
 
+// A queue from kDeliveryQueue on is that of the process's first, second, ... puts.
 Thread* CheckerRunner::thread_of(int process, int group, int queue) {
-  const auto key = schedule_.fifo && queue != kScriptQueue ? std::make_tuple(process, -1, 0)
-                                                           : std::make_tuple(process, group, queue);
+  const bool merged = schedule_.fifo && queue < kScriptQueue;
+  const auto key =
+      merged ? std::make_tuple(process, -1, 0) : std::make_tuple(process, group, queue);
   const auto found = index_.find(key);
   if (found != index_.end()) return &threads_[found->second];
   index_[key] = threads_.size();
   Thread& thread = threads_.emplace_back();
   thread.process = process;
-  thread.queue = schedule_.fifo && queue != kScriptQueue ? 0 : queue;
-  thread.name = queue == kScriptQueue ? "the script"
-                : schedule_.fifo      ? "the queues"
-                                      : queue_name(Queue(queue));
+  thread.queue = merged ? 0 : std::min(queue, kDeliveryQueue);
+  thread.name = queue == kScriptQueue     ? "the script"
+                : queue >= kDeliveryQueue ? "put " + std::to_string(queue - kDeliveryQueue)
+                : merged                  ? "the queues"
+                                          : queue_name(Queue(queue));
   thread.name += " of process " + std::to_string(process);
   return &thread;
+}
+
+// Puts of one operation, in the order of its program.
+void CheckerRunner::append_deliveries(int index, int rank) {
+  const Program& program = *operation(index).programs[rank];
+  int queue = kDeliveryQueue;
+  for (int i = 0; i < static_cast<int>(program.steps.size()); ++i) {
+    if (program.steps[i].op != Op::kPut) continue;
+    Thread* thread = thread_of(processes(index)[rank], operation(index).group, queue++);
+    thread->items.push_back({Item::Kind::kHead, index, rank, kDeliveryQueue, i});
+    thread->items.push_back({Item::Kind::kTail, index, rank, kDeliveryQueue, i});
+  }
 }
 
 void CheckerRunner::append_operation(int index, int rank, const std::vector<Thread*>& queues) {
@@ -72,11 +92,20 @@ void CheckerRunner::append_operation(int index, int rank, const std::vector<Thre
 void CheckerRunner::make_threads() {
   for (const CheckedOperation& checked : sequence_.operations)
     progress_.emplace_back(checked.programs.size());
+  std::vector<int> puts(sequence_.groups.size(), 0);  // most of one program, by group
+  for (const CheckedOperation& checked : sequence_.operations) {
+    for (const auto& program : checked.programs) {
+      const auto count = std::count_if(program->steps.begin(), program->steps.end(),
+                                       [](const Step& step) { return step.op == Op::kPut; });
+      puts[checked.group] = std::max(puts[checked.group], static_cast<int>(count));
+    }
+  }
   // No thread is made after the first pointer was taken, so pointers into threads_ stay valid.
   for (int process = 0; process < sequence_.processes; ++process) {
     thread_of(process, -1, kScriptQueue);
     for (int group = 0; group < static_cast<int>(sequence_.groups.size()); ++group) {
       for (int queue = 0; queue < kQueueCount; ++queue) thread_of(process, group, queue);
+      for (int put = 0; put < puts[group]; ++put) thread_of(process, group, kDeliveryQueue + put);
     }
   }
   for (int process = 0; process < sequence_.processes; ++process) {
@@ -93,6 +122,7 @@ void CheckerRunner::make_threads() {
         queues.push_back(thread_of(process, operation(index).group, queue));
       }
       append_operation(index, rank, queues);
+      append_deliveries(index, rank);
     }
   }
   std::erase_if(threads_, [](const Thread& thread) { return thread.items.empty(); });
@@ -104,6 +134,10 @@ void CheckerRunner::make_threads() {
     threads_[i].clocks.assign(threads_.size(), 0);
     threads_[i].clocks[i] = 1;
     order_.push_back(i);
+    for (const Item& item : threads_[i].items) {
+      if (item.kind == Item::Kind::kHead)
+        progress_[item.operation][item.rank].puts[item.index].thread = i;
+    }
   }
   if (schedule_.kind == Schedule::Kind::kBackward) std::reverse(order_.begin(), order_.end());
   const auto starved = [&](size_t i) {
@@ -124,6 +158,8 @@ std::string CheckerRunner::describe(const Thread& thread) const {
     case Item::Kind::kBegin:
       return text + ", start of " + queue_name(static_cast<Queue>(item.queue));
     case Item::Kind::kStep:
+    case Item::Kind::kHead:
+    case Item::Kind::kTail:
       return text + ", step " + std::to_string(item.index) + ", " +
              to_string(operation(item.operation).programs[item.rank]->steps[item.index]);
     case Item::Kind::kScript:
@@ -154,7 +190,8 @@ std::string CheckerRunner::check_counters() const {
       if (advance == 0) continue;
       for (int owner = 0; owner < ranks; ++owner) {
         for (int writer = 0; writer < ranks; ++writer) {
-          if ((owner == writer) != (static_cast<Counter>(c) == Counter::kCast)) continue;
+          if ((owner == writer) != is_own_counter(static_cast<Counter>(c))) continue;
+          if (!operation(o).programs[owner]->is_local(writer)) continue;
           const auto word = words_.find({operation(o).group, c, owner, writer});
           const int64_t wanted = base_[o][c] + advance;
           const bool reached =

@@ -19,46 +19,13 @@
 
 #include "backend/layout/hash.h"
 #include "backend/plan/cut.h"
+#include "backend/plan/own_shard.h"
 #include "backend/plan/steps.h"
 
 namespace tide {
 namespace {
 
 constexpr int kLandingAreas = 2;
-
-std::vector<CutItem> gather_items(const GroupLayout& layout) {
-  std::vector<CutItem> items;
-  items.reserve(static_cast<size_t>(layout.size()));
-  for (int p = 0; p < layout.size(); ++p) {
-    items.push_back({p, layout.parameter(p).shard_numel, dtype_bytes(layout.parameter(p).dtype)});
-  }
-  return items;
-}
-
-bool needs_cast(const Parameter& parameter) { return parameter.shard_dtype != parameter.dtype; }
-
-// Own shard to its own place, where no parameter needs a cast.
-void copy_own(StepWriter& steps, int last_piece, Space to) {
-  Step& step = steps.move(Op::kCopy, Queue::kOwn, kSelf, 0, last_piece);
-  step.shard = steps.rank();
-  step.from = Space::kShard;
-  step.to = to;
-}
-
-// Own shard to its own place, runs of cast and of plain parameters in turn.
-void cast_own(StepWriter& steps, const GroupLayout& layout, const std::vector<Piece>& pieces) {
-  const int count = static_cast<int>(pieces.size());
-  for (int first = 0, last = 0; first < count; first = last) {
-    const bool cast = needs_cast(layout.parameter(pieces[first].parameter));
-    for (last = first;
-         last < count && needs_cast(layout.parameter(pieces[last].parameter)) == cast;)
-      ++last;
-    Step& step = steps.move(cast ? Op::kCast : Op::kCopy, Queue::kOwn, kSelf, first, last);
-    step.shard = steps.rank();
-    step.from = Space::kShard;
-    step.to = Space::kSlot;
-  }
-}
 
 // Pushes from the own shard (or, after a cast, the own place) to the places on every peer.
 struct StraightForm {
@@ -132,9 +99,7 @@ Program plan_to_slot(const GroupLayout& layout, Program program) {
   const int count = static_cast<int>(program.pieces.size());
   if (count == 0) return program;
   StepWriter steps(&program);
-  const bool cast = std::any_of(
-      program.pieces.begin(), program.pieces.end(),
-      [&](const Piece& piece) { return needs_cast(layout.parameter(piece.parameter)); });
+  const bool cast = needs_cast(layout, program.pieces);
   if (!steps.alone()) steps.signal(Queue::kGatherPush, kAllPeers, Counter::kGatherCredit, 1);
   if (cast) {
     cast_own(steps, layout, program.pieces);

@@ -31,6 +31,11 @@ std::string space_text(const Step& step, Space space) {
   return text;
 }
 
+// "2.0": round 2, part 0
+std::string round_text(const Step& step) {
+  return std::to_string(step.round) + "." + std::to_string(step.part);
+}
+
 std::string action_text(const Step& step) {
   switch (step.op) {
     case Op::kCopy:
@@ -49,6 +54,25 @@ std::string action_text(const Step& step) {
     case Op::kAccumulate:
       return "accumulate " + pieces_text(step) + " of shard " + std::to_string(step.shard) + ": " +
              space_name(step.from) + area_text(step) + " + gradient -> " + space_name(step.to);
+    case Op::kPut:
+      return "put " + round_text(step) + ", pieces [" + std::to_string(step.first_piece) + ", " +
+             std::to_string(step.last_piece) + ") of " + std::to_string(step.shards) +
+             " shards from node " + std::to_string(step.first_node) +
+             " on: " + space_text(step, step.from) + " -> " + space_text(step, step.to) +
+             " of node " + std::to_string(step.node) + ", " + std::to_string(step.bytes) +
+             " bytes, head " + std::to_string(step.head_bytes);
+    case Op::kConfirm:
+      return "confirm " + round_text(step) + " to node " + std::to_string(step.node);
+    case Op::kGrant:
+      return "grant " + round_text(step) + " to node " + std::to_string(step.node);
+    case Op::kArrive:
+      return std::string("arrive ") + rail_event_name(step.event) + " " + round_text(step) +
+             " from node " + std::to_string(step.node) +
+             (step.event == RailEvent::kHead || step.event == RailEvent::kArrival
+                  ? ", " + std::to_string(step.bytes) + " bytes"
+                  : "");
+    case Op::kDrain:
+      return "drain";
   }
   return "unknown step";
 }
@@ -91,6 +115,8 @@ const char* counter_name(Counter counter) {
       return "reduce_arrival";
     case Counter::kCast:
       return "cast";
+    case Counter::kRailArrival:
+      return "rail_arrival";
   }
   return "unknown";
 }
@@ -113,6 +139,39 @@ const char* space_name(Space space) {
   return "unknown";
 }
 
+const char* rail_event_name(RailEvent event) {
+  switch (event) {
+    case RailEvent::kHead:
+      return "head";
+    case RailEvent::kArrival:
+      return "arrival";
+    case RailEvent::kConfirm:
+      return "confirm";
+    case RailEvent::kGrant:
+      return "grant";
+  }
+  return "unknown";
+}
+
+const char* pacing_name(Pacing pacing) {
+  switch (pacing) {
+    case Pacing::kOff:
+      return "off";
+    case Pacing::kConfirmWhole:
+      return "confirm of the whole";
+    case Pacing::kConfirmHead:
+      return "confirm of the head";
+    case Pacing::kGrant:
+      return "grant";
+  }
+  return "unknown";
+}
+
+bool Program::is_local(int other) const {
+  return node_ranks.empty() ||
+         std::find(node_ranks.begin(), node_ranks.end(), other) != node_ranks.end();
+}
+
 int piece_blocks(const GroupLayout& layout, const Piece& piece, int shard, Block blocks[3]) {
   const int64_t valid = layout.valid_numel(piece.parameter, shard) - piece.begin;
   return layout.blocks(piece.parameter, shard, piece.begin, std::min(piece.numel, valid), blocks);
@@ -128,7 +187,12 @@ std::string to_string(const Program& program) {
   std::string text = std::string(program.direction == Direction::kGather ? "gather" : "reduce") +
                      ", rank " + std::to_string(program.rank) + " of " +
                      std::to_string(program.ranks) + ", " + std::to_string(program.pieces.size()) +
-                     " pieces\n";
+                     " pieces";
+  if (program.nodes() > 1) {
+    text += ", node " + std::to_string(program.node) + " of " + std::to_string(program.nodes()) +
+            ", pacing " + pacing_name(program.pacing);
+  }
+  text += "\n";
   for (const Step& step : program.steps) text += to_string(step) + "\n";
   return text;
 }

@@ -14,6 +14,14 @@
 // Padding never moves: a copy of pieces of shard s moves only their elements before
 // valid_numel(parameter, s) (piece_blocks below clips), an accumulate writes zeros behind them.
 //
+// Nodes. In a group of several nodes a rank pushes to the other ranks of its node only; the rail
+// queue moves shards between nodes, to and from the ranks with the same local index. Network steps
+// (kPut and what follows it in Op) stand in the rail queue only and map to the calls of
+// transports/network.h; an event (kind, round, part) of an operation happens at most once between
+// two nodes. Both sides know from the layout how many bytes it tells of; an event of zero bytes is
+// neither sent nor waited for. The last network step is kDrain: behind it nothing of the operation
+// reads this rank's memory for the rail any more.
+//
 // Counters. counter c at rank a, from rank b, is a 32-bit word in a's control page that only b
 // writes, and that only grows (compared cyclically, nothing is ever reset). A step's `value` counts
 // from the start of the operation; the engine adds the sum of `advance[c]` over all earlier
@@ -50,8 +58,9 @@ enum class Counter : uint8_t {
   kReduceCredit,   // "my staging area is free: write"; by the owner's sum, behind earlier sums
   kReduceArrival,  // "my slices are in your staging"; by the writer's reduce_push
   kCast,           // "the own shard is cast into its own place"; by own, to the rank itself
+  kRailArrival,    // "so many shards of other nodes lie in my slot"; by rail, to the rank itself
 };
-inline constexpr int kCounterCount = 7;
+inline constexpr int kCounterCount = 8;
 
 // Where the elements of a piece range lie. Every space is addressed by (parameter, element) through
 // the layout.
@@ -76,6 +85,31 @@ enum class Op : uint8_t {
   kWait,
   // Own pieces: staging[area][rank] and the own gradient, added in rank order -> kOutput.
   kAccumulate,
+  // Pieces of the shards of nodes first_node, first_node + 1, ... (`shards` of them, modulo the
+  // nodes; always the rank on the own rail) to their places in `to` at `node`, as (round, part):
+  // `bytes` in all, the first head_bytes of them counted as the head. The own shard is read in
+  // `from`; the others where they landed here, in `to`.
+  kPut,
+  // "Your head (or everything) of this round is here"; to `node`.
+  kConfirm,
+  // "My slot is yours to write from this round on"; with Pacing::kGrant: "send this round"; to
+  // `node`.
+  kGrant,
+  // Until `bytes` (kConfirm and kGrant: one message) of the event (round, part) came from `node`.
+  kArrive,
+  // Until all puts, confirms and grants of this operation by this rank are over.
+  kDrain,
+};
+
+// What a kArrive waits for; the kinds of transports/network.h.
+enum class RailEvent : uint8_t { kHead, kArrival, kConfirm, kGrant };
+
+// When a rail may send the next round of an operation.
+enum class Pacing : uint8_t {
+  kOff,           // once what it sends is there
+  kConfirmWhole,  // once the receiver of the last round has it all
+  kConfirmHead,   // once the receiver of the last round has its head: the paper's
+  kGrant,         // once its own receiver, with the head of its last round in, asks for it
 };
 
 inline constexpr int kSelf = -1;
@@ -101,6 +135,15 @@ struct Step {
   int slice = 0;  // staging or landing slice: the writer's group rank
   Counter counter = Counter::kGatherCredit;
   uint32_t value = 0;
+  // Network steps.
+  RailEvent event = RailEvent::kArrival;  // kArrive
+  int node = -1;                          // to or from
+  uint16_t round = 0;
+  uint16_t part = 0;
+  int first_node = 0;      // kPut
+  int shards = 0;          // kPut
+  int64_t bytes = 0;       // kPut, and kArrive of a head or an arrival
+  int64_t head_bytes = 0;  // kPut
 };
 
 enum class Direction : uint8_t { kGather, kReduce };
@@ -109,6 +152,12 @@ struct Program {
   Direction direction = Direction::kGather;
   int ranks = 1;
   int rank = 0;
+  // By local: the ranks of the own node, this one among them. Empty: all ranks.
+  std::vector<int> node_ranks;
+  // By node: the ranks on the own rail, this one at [node]. Empty: one node.
+  std::vector<int> rail_ranks;
+  int node = 0;
+  Pacing pacing = Pacing::kOff;  // what the rail's steps keep to
   std::vector<Piece> pieces;
   std::vector<Step> steps;                           // in FIFO order
   std::array<uint32_t, kCounterCount> advance = {};  // equal on all ranks
@@ -119,7 +168,13 @@ struct Program {
   // Index of the last step that reads a gradient: gradients are free once kReducePush and kSum have
   // both run all their steps up to it. -1 without one.
   int last_gradient_read = -1;
+
+  int nodes() const { return rail_ranks.empty() ? 1 : static_cast<int>(rail_ranks.size()); }
+  // Whether `other` is a rank of the own node (this rank too).
+  bool is_local(int other) const;
 };
+
+inline bool is_network_step(Op op) { return op >= Op::kPut; }
 
 // The rectangles of one piece of `shard` that move, without the shard's padding; as
 // GroupLayout::blocks.
@@ -131,5 +186,7 @@ std::string to_string(const Program& program);
 const char* queue_name(Queue queue);
 const char* counter_name(Counter counter);
 const char* space_name(Space space);
+const char* rail_event_name(RailEvent event);
+const char* pacing_name(Pacing pacing);
 
 }  // namespace tide

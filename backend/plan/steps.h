@@ -15,7 +15,7 @@ class StepWriter {
   bool alone() const { return program_->ranks == 1; }
 
   // The k-th rank (1 <= k < ranks) that this rank pushes to, and the k-th whose bytes it expects:
-  // rotated, so that no two ranks start with the same target.
+  // rotated, so that no two ranks start with the same target. In groups of one node.
   int target(int k) const { return (rank() + k) % ranks(); }
   int source(int k) const { return (rank() + ranks() - k) % ranks(); }
 
@@ -37,6 +37,21 @@ class StepWriter {
     step.first_piece = first_piece;
     step.last_piece = last_piece;
     return step;
+  }
+
+  // A network step; the caller of a put sets the rest.
+  Step& rail(Op op, int node, int round, int part = 0) {
+    Step& step = append(op, Queue::kRail, kSelf);
+    step.node = node;
+    step.round = static_cast<uint16_t>(round);
+    step.part = static_cast<uint16_t>(part);
+    return step;
+  }
+
+  void arrive(RailEvent event, int node, int round, int part, int64_t bytes) {
+    Step& step = rail(Op::kArrive, node, round, part);
+    step.event = event;
+    step.bytes = bytes;
   }
 
  private:

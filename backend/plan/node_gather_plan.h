@@ -1,0 +1,54 @@
+// Gather between nodes, to slots: every rank pushes its shard inside its node, sends it over its
+// rail to the ranks with the same local index, and pushes what comes over the rail to its node.
+//
+// Worked example (the paper's rule), M = 5 nodes of G = 2 ranks, rank = 2 * node + local, rank 0,
+// doubling, confirm of the head. Peers on the rail are nodes; `offset` counts shards from the own.
+//   rail         grant 0.0 to node 1, 1.0 to node 2, 2.0 to node 4      "my slot is free"
+//   gather_push  signal gather_credit to 1
+//   own          copy own shard -> own place
+//   rail         arrive grant 0.0 from node 4; put 0.0: offset 0 to node 4
+//   gather_push  wait gather_credit from 1; copy the own shard to 1; signal gather_arrival to 1 = 1
+//   rail         arrive head 0.0 from node 1; confirm 0.0 to node 1
+//   rail         arrive arrival 0.0 from node 1; signal rail_arrival = 1
+//   rail         arrive confirm 0.0, grant 1.0; put 1.0, 1.1: offsets 0, 1 to node 3
+//   gather_push  wait rail_arrival 1; copy offset 1: slot -> slot of 1; signal gather_arrival = 2
+//   rail         arrive heads of round 1 from node 2; confirm 1.0 to node 2
+//   rail         arrive arrival 1.0; signal rail_arrival = 2; 1.1 -> 3; confirm, grant; put 2.0:
+//                offset 0 to node 1
+//   ...          and push on offsets 2, 3, then 4
+//   rail         drain
+//   arrive       wait gather_arrival from 1 >= 5, rail_arrival >= 4
+//
+// Steps of the rail, for round d: what the round forwards has arrived whole; the pacing allows it;
+// put. In every pacing a grant of round d (ring: of its first round) is the receiver's word that
+// its slot is free; Pacing::kGrant sends it only when the receiver has the head of its own round
+// d - 1. The last round has neither head nor confirm.
+//
+// A part's shards are pushed on together; small shards are put and pushed in parts of part_bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/plan/program.h"
+#include "backend/plan/rail_rounds.h"
+#include "backend/plan/topology.h"
+
+namespace tide {
+
+struct NodeGatherOptions {
+  GatherSchedule schedule = GatherSchedule::kDoubling;
+  Pacing pacing = Pacing::kConfirmHead;
+  int64_t head_bytes = 8 << 20;  // of one round; kConfirmHead and kGrant
+  int64_t part_bytes = 1 << 20;  // least bytes of a part; 0: every shard is one
+  bool operator==(const NodeGatherOptions&) const = default;
+};
+
+// Bytes of the rank's shard without padding: what a rail carries of it.
+int64_t valid_shard_bytes(const GroupLayout& layout, int rank);
+
+// topology.ranks() == layout.ranks(). With one node the program is plan_gather's, to slots, as text
+// and as hash.
+Program plan_node_gather(const GroupLayout& layout, const Topology& topology, int rank,
+                         const NodeGatherOptions& options);
+
+}  // namespace tide
