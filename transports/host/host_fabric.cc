@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "transports/host/blocking_fabric.h"
@@ -56,6 +58,7 @@ class HostFabric : public BlockingFabric {
                                                Deadline deadline);
   void tell_all(const Message& message);
 
+  Status start_monitor();
   Status watch(int fd, Source source, int peer);
   void monitor();
   void hear(int peer);
@@ -66,6 +69,7 @@ class HostFabric : public BlockingFabric {
   const HostFabricOptions options_;
   const pid_t owner_;
   std::vector<PeerLink> links_;
+  std::mutex talk_mutex_;  // held while sending, so that fail() may meet close() on another thread
   std::unique_ptr<Mailbox> mailbox_;
   Descriptor poll_;
   Descriptor event_;
@@ -109,19 +113,28 @@ Status HostFabric::start() {
     if (link.socket) TIDE_RETURN_IF_ERROR(watch(link.socket.get(), Source::kSocket, peer));
     if (link.process) TIDE_RETURN_IF_ERROR(watch(link.process.get(), Source::kProcess, peer));
   }
-
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);  // the program's signal handlers belong on the program's threads
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  monitor_ = std::make_unique<std::thread>([this] { monitor(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-
+  TIDE_RETURN_IF_ERROR(start_monitor());
   Result<std::shared_ptr<HostWindow>> doorbells =
       agree_on_window(static_cast<int64_t>(sizeof(DoorbellPage)), options_.deadline);
   if (!doorbells) return doorbells.status();
   set_doorbells(std::move(doorbells.value()));
   return Status::ok();
+}
+
+Status HostFabric::start_monitor() {
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);  // the program's signal handlers belong on the program's threads
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  Status started;
+  try {
+    monitor_ = std::make_unique<std::thread>([this] { monitor(); });
+  } catch (const std::system_error& error) {
+    started = {ErrorKind::kSystem, label() + ": starting the monitor's thread: " + error.what() +
+                                       " (raise the limit of processes, ulimit -u)"};
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
 }
 
 Status HostFabric::watch(int fd, Source source, int peer) {
@@ -134,7 +147,7 @@ Status HostFabric::watch(int fd, Source source, int peer) {
 }
 
 // Windows
-// ----------------------------------------------------------------------------------------------------------
+// -------
 
 Result<std::shared_ptr<Window>> HostFabric::create_window(int64_t bytes, Deadline deadline) {
   TIDE_RETURN_IF_ERROR(usable());
@@ -144,6 +157,7 @@ Result<std::shared_ptr<Window>> HostFabric::create_window(int64_t bytes, Deadlin
 }
 
 void HostFabric::tell_all(const Message& message) {
+  std::lock_guard lock(talk_mutex_);
   for (const PeerLink& link : links_) {
     // A send fails only when the peer is gone, which the monitor hears, or has not read for very
     // long.
@@ -174,9 +188,9 @@ Status HostFabric::agree_on_parts(const PartExchange& exchange, Deadline deadlin
     return offers.status();
   }
 
-  Result<std::vector<Message>> verdicts = mailbox_->take_all(
-      MessageKind::kWindowVerdict, sequence, deadline,
-      [this](int peer) { return peer_status(peer); });
+  Result<std::vector<Message>> verdicts =
+      mailbox_->take_all(MessageKind::kWindowVerdict, sequence, deadline,
+                         [this](int peer) { return peer_status(peer); });
   mailbox_->finish(sequence);
   if (!verdicts) return verdicts.status();
   verdicts.value()[static_cast<size_t>(rank())].status = verdict.status;
@@ -201,9 +215,9 @@ Result<std::vector<Message>> HostFabric::exchange_offers(const PartExchange& exc
   own.status = part.status();
   tell_all(own);
 
-  Result<std::vector<Message>> offers = mailbox_->take_all(
-      MessageKind::kWindowOffer, sequence, deadline,
-      [this](int peer) { return peer_status(peer); });
+  Result<std::vector<Message>> offers =
+      mailbox_->take_all(MessageKind::kWindowOffer, sequence, deadline,
+                         [this](int peer) { return peer_status(peer); });
   if (!offers) return offers.status();
   offers.value()[static_cast<size_t>(rank())] = std::move(own);
   for (int peer = 0; peer < size(); ++peer) {
@@ -240,7 +254,7 @@ Result<std::shared_ptr<HostWindow>> HostFabric::agree_on_window(int64_t bytes, D
 }
 
 // The monitor
-// ------------------------------------------------------------------------------------------------------
+// -----------
 
 void HostFabric::poke_service() {
   if (::getpid() != owner_) return;
@@ -328,7 +342,7 @@ void HostFabric::stop_watching(int peer) {
 }
 
 // Ends
-// -------------------------------------------------------------------------------------------------------------
+// ----
 
 void HostFabric::fail(const Status& reason) {
   if (!usable().is_ok()) return;
@@ -348,6 +362,7 @@ void HostFabric::close() {
   ending_.store(true);
   poke_service();
   if (monitor_) monitor_->join();
+  std::lock_guard lock(talk_mutex_);
   for (PeerLink& link : links_) link = PeerLink{};
   poll_.reset();
   event_.reset();

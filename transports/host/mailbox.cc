@@ -42,8 +42,7 @@ Result<std::vector<Message>> Mailbox::take_all(MessageKind kind, int64_t sequenc
     }
     // A rank that has sent its message may leave as soon as it has the others'.
     for (int rank = 0; rank < size_; ++rank) {
-      if (rank != own_rank_ && !row[static_cast<size_t>(rank)])
-        TIDE_RETURN_IF_ERROR(missing(rank));
+      if (rank != own_rank_ && !row[static_cast<size_t>(rank)]) TIDE_RETURN_IF_ERROR(missing(rank));
     }
     const Deadline now = Clock::now();
     if (now >= deadline) {
