@@ -1,5 +1,5 @@
-// The engine's errors as exceptions: DistBackendError for what broke a group, ValueError-like
-// TORCH_CHECK for arguments.
+// The engine's errors as exceptions. Wrong arguments are found, and raised by TORCH_CHECK, before
+// the engine is called.
 #pragma once
 
 #include <exception>

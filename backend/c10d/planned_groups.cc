@@ -58,6 +58,8 @@ WorkTide::Call ProcessGroupTide::work_call(std::shared_ptr<Operation> operation,
   call.sequence = calls_++;
   call.timeout = options_->timeout;
   call.check_signals = edge_.check_signals;
+  call.kept = kept_;
+  kept_->sweep();
   return call;
 }
 
@@ -126,8 +128,7 @@ c10::intrusive_ptr<GatherWork> ProcessGroupTide::gather_planned(
                      started.value().lease);
     TORCH_CHECK(refusal.empty(), "tide: ", place, ": '", parameters[i].name, "': ", refusal);
   }
-  WorkTide::Call work =
-      work_call(started.value().operation, c10d::OpType::_ALLGATHER_BASE);
+  WorkTide::Call work = work_call(started.value().operation, c10d::OpType::_ALLGATHER_BASE);
   work.inputs = shards;
   return c10::make_intrusive<GatherWork>(std::move(work), started.value().slot);
 }

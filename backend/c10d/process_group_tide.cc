@@ -85,6 +85,7 @@ std::vector<BackendPointer> ProcessGroupTide::inners_made() const {
 void ProcessGroupTide::drop_inners() {
   auto drop = [this] {
     engine_.close();
+    kept_->sweep(true);
     std::map<std::string, BackendPointer> dropped;
     {
       std::lock_guard<std::mutex> lock(inner_mutex_);
@@ -216,15 +217,17 @@ void ProcessGroupTide::shutdown() {
   for (const auto& inner : inners_made()) inner->shutdown();
 }
 
+#if TIDE_TORCH_MINOR >= 15
+void ProcessGroupTide::startTimeEstimate() { inner("cuda")->startTimeEstimate(); }
+
+float ProcessGroupTide::endTimeEstimate() { return inner("cuda")->endTimeEstimate(); }
+#endif
+
 #if TIDE_TORCH_MINOR >= 14
 bool ProcessGroupTide::supportsTimeEstimation() const {
   BackendPointer cuda = inner_if_made("cuda");
   return cuda && cuda->supportsTimeEstimation();
 }
-
-void ProcessGroupTide::startTimeEstimate() { inner("cuda")->startTimeEstimate(); }
-
-float ProcessGroupTide::endTimeEstimate() { return inner("cuda")->endTimeEstimate(); }
 
 void ProcessGroupTide::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
   for (const auto& inner : inners_made()) inner->addEphemeralTimeout(timeout);

@@ -128,12 +128,14 @@ class ProcessGroupTide : public c10d::Backend {
   WorkPointer TIDE_RENAMED(reduce_scatter_single_coalesced, reduce_scatter_tensor_coalesced)(
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::ReduceScatterOptions& options) override;
+#if TIDE_TORCH_MINOR >= 15
+  void startTimeEstimate() override;
+  float endTimeEstimate() override;
+#endif
 #if TIDE_TORCH_MINOR >= 14
   WorkPointer gather_single(at::Tensor& output, at::Tensor& input,
                             const c10d::GatherOptions& options) override;
   bool supportsTimeEstimation() const override;
-  void startTimeEstimate() override;
-  float endTimeEstimate() override;
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
   void setBoundDeviceId(std::optional<at::Device> device) override;
   void suspend() override;
@@ -228,6 +230,7 @@ class ProcessGroupTide : public c10d::Backend {
   EngineLink engine_;
   std::mutex call_mutex_;  // the engine wants one call at a time
   uint64_t calls_ = 0;
+  const std::shared_ptr<KeptTensors> kept_ = std::make_shared<KeptTensors>();
   std::map<int, std::vector<Parameter>> plans_;  // accepted ones, by the engine's number
   std::vector<std::shared_ptr<const GroupLayout>> layouts_;  // of recent lists, newest last
   mutable std::mutex delegated_mutex_;

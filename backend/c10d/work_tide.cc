@@ -21,9 +21,12 @@ uint64_t next_completion_key() {
 WorkTide::WorkTide(Call call)
     : c10d::Work(call.rank, call.type),
       call_(std::move(call)),
-      inputs_(std::make_shared<std::vector<at::Tensor>>(std::move(call_.inputs))),
       completion_key_(next_completion_key()) {
-  call_.operation->on_done([outputs = call_.outputs, inputs = inputs_](const Status&) {});
+  call_.kept->add(completion_key_, call_.operation, std::move(call_.inputs), call_.outputs);
+}
+
+WorkTide::~WorkTide() {
+  if (call_.operation->is_done()) call_.kept->drop(completion_key_);
 }
 
 bool WorkTide::isSuccess() const {
@@ -48,6 +51,7 @@ bool WorkTide::wait(std::chrono::milliseconds timeout) {
     }
     const Status status = operation.wait(slice);
     if (operation.is_done()) {
+      call_.kept->drop(completion_key_);
       throw_if_error(operation.status());
       return true;
     }
@@ -58,13 +62,7 @@ bool WorkTide::wait(std::chrono::milliseconds timeout) {
 
 void WorkTide::wait_read() {
   throw_if_error(call_.operation->wait_read());
-  // Another thread may be waiting too. The tensors themselves go after the lock: their memory may
-  // be freed here.
-  std::vector<at::Tensor> read;
-  {
-    std::lock_guard<std::mutex> lock(future_mutex_);
-    read.swap(*inputs_);
-  }
+  call_.kept->drop_inputs(completion_key_);
 }
 
 void WorkTide::abort() {
@@ -76,12 +74,19 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkTide::getFuture() {
   std::lock_guard<std::mutex> lock(future_mutex_);
   if (future_) return future_;
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  call_.operation->on_done([future = future_, outputs = call_.outputs](const Status& status) {
+  // The callback gives away all that it holds: nothing of torch's goes on the completion thread.
+  struct Completion {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    std::vector<at::Tensor> outputs;
+  };
+  auto completion = std::make_shared<Completion>(Completion{future_, call_.outputs});
+  call_.operation->on_done([completion, kept = call_.kept](const Status& status) {
     if (status.is_ok()) {
-      future->markCompleted(c10::IValue(outputs));
+      completion->future->markCompleted(c10::IValue(completion->outputs));
     } else {
-      future->setError(dist_backend_error(status));
+      completion->future->setError(dist_backend_error(status));
     }
+    kept->bury(std::move(completion->future), std::move(completion->outputs));
   });
   return future_;
 }

@@ -1,9 +1,10 @@
 // One of tide's own collectives as c10d sees it.
 //
-// Holds the tensors until the operation is done, also when the Work is dropped before; the inputs
-// only until wait_read() has returned. Waits release nothing themselves (c10d's bindings call
-// without the GIL), and look for signals every 100 ms. Futures complete on the engine's completion
-// thread, which never takes the GIL by itself; a Python callback of the future takes it for itself.
+// The group's KeptTensors hold the tensors until the operation is done, also when the Work is
+// dropped before; the inputs only until wait_read() has returned. Waits release nothing themselves
+// (c10d's bindings call without the GIL), and look for signals every 100 ms. Futures complete on
+// the engine's completion thread, which never takes the GIL by itself; a Python callback of the
+// future takes it for itself.
 #pragma once
 
 #include <functional>
@@ -13,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "backend/c10d/kept_tensors.h"
 #include "backend/engine/operation.h"
 
 namespace tide {
@@ -25,12 +27,14 @@ class WorkTide : public c10d::Work {
     int rank = 0;
     uint64_t sequence = 0;
     std::vector<at::Tensor> outputs;  // result() and the future's value
-    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> inputs;   // handed on to `kept`
+    std::shared_ptr<KeptTensors> kept;
     std::chrono::milliseconds timeout{0};
     std::function<void()> check_signals;  // throws to interrupt a wait
   };
 
   explicit WorkTide(Call call);
+  ~WorkTide() override;
 
   bool isCompleted() override { return call_.operation->is_done(); }
   bool isSuccess() const override;
@@ -54,8 +58,7 @@ class WorkTide : public c10d::Work {
 
  private:
   Call call_;
-  const std::shared_ptr<std::vector<at::Tensor>> inputs_;  // shared with the operation's callback
-  const uint64_t completion_key_;                          // never reused in this process
+  const uint64_t completion_key_;  // never reused in this process
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -53,6 +53,20 @@ print("served")
         assert done.stdout.strip() == "served"
 
 
+def test_a_script_may_end_without_destroying_its_group() -> None:
+    program = """
+import torch, torch.distributed as dist
+dist.init_process_group("tide", store=dist.HashStore(), rank=0, world_size=1)
+layout = __import__("tide").GroupLayout((1,))
+kept = layout.all_gather([torch.zeros(3)], [torch.ones(3)], async_op=True)
+layout.all_gather([torch.zeros(3)], [torch.ones(3)], async_op=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy
@@ -528,6 +529,33 @@ def test_works_and_futures() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
                 dist.all_gather_into_tensor(output, tensor)
         manager.wait()
+
+    run_ranks(2, body)
+
+
+def test_tensors_are_let_go_on_the_callers_thread() -> None:
+    # The engine's threads must never take the GIL: once Python ends, that would end the process.
+    class Marker:
+        def __init__(self, threads: list[int]) -> None:
+            self.threads = threads
+
+        def __del__(self) -> None:
+            self.threads.append(threading.get_ident())
+
+    def body(rank: int, size: int) -> None:
+        threads: list[int] = []
+        for step in range(20):
+            output, tensor = torch.zeros(1000 * size), torch.ones(1000)
+            output.marker, tensor.marker = Marker(threads), Marker(threads)  # type: ignore[attr-defined]
+            work = gather([output], [tensor])
+            if step % 2:
+                work.get_future()
+            del work, output, tensor
+        dist.barrier()
+        for _ in range(2):
+            gather([torch.zeros(size)], [torch.ones(1)]).wait()
+        assert len(threads) == 40
+        assert set(threads) == {threading.get_ident()}
 
     run_ranks(2, body)
 
