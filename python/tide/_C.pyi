@@ -40,13 +40,16 @@ class Backend(torch._C._distributed_c10d.Backend):
         """make_inner is asked once per device type; make_child for a group that c10d splits off this one."""
     @property
     def options(self) -> Options: ...
-    def inner(self, device_type: str) -> torch._C._distributed_c10d.Backend: ...
+    def inner(self, device_type: str) -> torch._C._distributed_c10d.Backend:
+        """The inner backend for "cpu" or "cuda", made now if need be (collective then)."""
     def inner_if_made(self, device_type: str) -> torch._C._distributed_c10d.Backend | None: ...
 
     # FSDP2 groups (python/tide/fsdp). All collective, same order on all ranks.
     def plan(self, requests: Sequence[PlanRequest], prefetch_depth: int) -> list[PlanAnswer]:
         """One vote over all groups of a root. Raises DistBackendError when the vote itself fails."""
-    def gather(self, plan: int, shards: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> GatherWork | None:
+    def gather(
+        self, plan: int, shards: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> GatherWork | None:
         """Binds each output's (empty) storage to its place in a slot and starts the pushes.
 
         None when no slot is free: the caller takes the stock path this once, on all ranks alike.
@@ -69,12 +72,16 @@ class Backend(torch._C._distributed_c10d.Backend):
         `parameters` in any order; the flat output follows the given order. op: "sum", "min" or "max".
         """
 
-    # tide.empty / tide.register
-    def allocate(self, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
-    def register(self, tensors: Sequence[torch.Tensor]) -> None: ...
+    # tide.lists: `rows` per tensor as in tide.GroupLayout, empty for all 1. Wrong arguments raise
+    # RuntimeError naming the tensor, wanted and got.
+    def allocate(self, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A zeroed CPU tensor of this shape in memory that peers can write. Collective."""
+    def register(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Moves the tensors' storages to such memory. Collective."""
     def gather_layout(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], rows: Sequence[int]
-    ) -> Work: ...
+    ) -> Work:
+        """outputs[i] (inputs[i].numel() * ranks elements, same dtype) gets the inputs[i] of all ranks."""
     def reduce_layout(
         self,
         output: torch.Tensor,
@@ -82,15 +89,23 @@ class Backend(torch._C._distributed_c10d.Backend):
         rows: Sequence[int],
         op: str,
         scale: float,
-    ) -> Work: ...
+    ) -> Work:
+        """`output`, flat, gets this rank's shard of each reduced input, one after another in list order."""
 
-    def counters(self) -> dict[str, int]: ...
+    def counters(self) -> dict[str, int]:
+        """Since creation: operations, bytes_pushed, bytes_copied, bytes_summed; arena_bytes: held now."""
     def flight_record(self) -> str:
         """JSON: the last operations of tide's own with their state; an empty list before the first."""
     def why_delegated(self) -> dict[str, str]:
         """Operation name -> reason of its last delegation, for those operations tide has a path of its own for."""
 
 class PlanRequest:
+    """One FSDP2 group as the seam asks for it; the same on all ranks, `refusal` apart.
+
+    refusal: why this rank cannot serve it. stays_unsharded: keeps a slot of its own. may_lease: its vacated slot may
+    be staging. gradient_dtype: the expected one.
+    """
+
     def __init__(
         self,
         name: str,
@@ -104,6 +119,9 @@ class PlanRequest:
     ) -> None: ...
 
 class ParameterSpec:
+    """One parameter: element counts of the padded shard (equal on all ranks) and of the unsharded parameter without
+    padding, dtypes of both, and the runs of one shard in the unsharded parameter (1 for dimension 0)."""
+
     def __init__(
         self,
         name: str,
@@ -115,6 +133,8 @@ class ParameterSpec:
     ) -> None: ...
 
 class PlanAnswer:
+    """What the vote said, equal on all ranks. reason: the first refusing rank's, when not accepted."""
+
     accepted: bool
     reason: str
     plan: int
@@ -128,11 +148,12 @@ class TideWork(Work):
         """Returns when this rank's inputs have been read; they may be freed or overwritten then."""
 
 class GatherWork(TideWork):
-    slot: int
+    slot: int  # index in the arena
 
 class ReduceWork(TideWork): ...
 
-def bind_storage(tensor: torch.Tensor, address: int, nbytes: int, keep_alive: object) -> None: ...
+def bind_storage(tensor: torch.Tensor, address: int, nbytes: int, keep_alive: object) -> None:
+    """Lets the tensor's empty storage lie at `address`; `keep_alive` is dropped when torch frees it. ValueError if not empty."""
 
 def storage_is_bound(tensor: torch.Tensor) -> bool:
     """Whether the tensor's storage lies in a tide slot now."""

@@ -78,8 +78,14 @@ KNOBS: dict[str, Knob] = {
         Knob(
             "TIDE_FLIGHT_RECORD",
             "256",
-            "operations that a group keeps for its flight record",
+            "operations that a group's flight record shows; more than 512 are not kept",
             minimum=1,
+        ),
+        Knob(
+            "TIDE_FSDP_FORCE",
+            "0",
+            "1 tries FSDP2 on a version of torch that tide does not know",
+            ("0", "1"),
         ),
     )
 }

@@ -8,13 +8,14 @@ seam as `Torch`.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
+
+from tide import knobs
 
 KNOWN_MINORS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
@@ -125,7 +126,7 @@ def load() -> Torch:
 def refusal(modules: Torch, version: str = torch.__version__) -> str:
     """Why this torch's FSDP2 cannot be served; empty when it can."""
     minor = ".".join(version.split(".")[:2])
-    if minor not in KNOWN_MINORS and os.environ.get("TIDE_FSDP_FORCE") != "1":
+    if minor not in KNOWN_MINORS and knobs.text("TIDE_FSDP_FORCE") != "1":
         return (
             f"torch {minor} is not one of the versions that tide's FSDP2 path knows "
             f"({', '.join(KNOWN_MINORS)}); TIDE_FSDP_FORCE=1 tries it all the same"
