@@ -5,26 +5,30 @@ namespace tide::checking {
 
 // Runs items of the preferred threads that can go on; false when none can.
 bool CheckerRunner::run_some() {
+  // With many threads most are blocked, and asking all of them again after every burst would cost
+  // more than the burst: then each is asked once before the first is asked again.
+  constexpr size_t kManyThreads = 100;
+  const bool many = order_.size() > kManyThreads;
   if (schedule_.kind == Schedule::Kind::kRandom) {
     std::shuffle(order_.begin(), order_.end(), random_);
+    bool went_on = false;
     for (size_t i : order_) {
       const uint32_t burst = 1 + random_() % 4;
-      bool went_on = false;
       for (uint32_t k = 0; k < burst && run_item(threads_[i]); ++k) went_on = true;
-      if (went_on || !error_.empty()) return true;
+      if (!error_.empty() || (went_on && !many)) return true;
     }
-    return false;
+    return went_on;
   }
   // A starved thread takes one item, then the others are asked again.
-  for (size_t k = 0; k < order_.size(); ++k) {
-    bool went_on = false;
+  bool went_on = false;
+  for (size_t k = 0; k < order_.size() && !(went_on && k >= first_starved_); ++k) {
     while (run_item(threads_[order_[k]])) {
       went_on = true;
       if (k >= first_starved_) break;
     }
-    if (went_on || !error_.empty()) return true;
+    if (!error_.empty() || (went_on && !many)) return true;
   }
-  return false;
+  return went_on;
 }
 
 bool CheckerRunner::run_item(Thread& thread) {
