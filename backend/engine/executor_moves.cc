@@ -35,11 +35,6 @@ char* slice_base(const ArenaRange& range, int owner, const Program& program, int
          (static_cast<int64_t>(area) * program.ranks + slice) * program.slice_bytes;
 }
 
-// Pieces never reach past an unsharded tensor that has no room for padding.
-bool has_padding(Space space, Direction direction) {
-  return space != Space::kGradient && !(space == Space::kOutput && direction == Direction::kGather);
-}
-
 }  // namespace
 
 Status Executor::copy(const Binding& binding, const Program& program, const Step& step) {
@@ -78,18 +73,13 @@ Status Executor::copy(const Binding& binding, const Program& program, const Step
     return result;
   };
 
-  const bool clip =
-      !has_padding(step.from, program.direction) || !has_padding(step.to, program.direction);
   const int queue = static_cast<int>(step.queue);
   uint64_t moved = 0;
   copies_.clear();
   for (int i = step.first_piece; i < step.last_piece; ++i) {
     const Piece& piece = program.pieces[i];
-    int64_t numel = piece.numel;
-    if (clip)
-      numel = std::min(numel, layout.valid_numel(piece.parameter, step.shard) - piece.begin);
     Block blocks[3];
-    const int count = layout.blocks(piece.parameter, step.shard, piece.begin, numel, blocks);
+    const int count = piece_blocks(layout, piece, step.shard, blocks);
     if (count == 0) continue;
     const Side from = side(step.from, context_->rank(), piece);
     const Side to = side(step.to, owner, piece);
@@ -128,7 +118,7 @@ Status Executor::cast(const Binding& binding, const Program& program, const Step
     char* slot = binding.slot.at(context_->rank()) + layout.slot_offset(piece.parameter);
     const char* shard = static_cast<const char*>(binding.shards[piece.parameter]);
     Block blocks[3];
-    const int count = layout.blocks(piece.parameter, step.shard, piece.begin, piece.numel, blocks);
+    const int count = piece_blocks(layout, piece, step.shard, blocks);
     for (int b = 0; b < count; ++b) {
       const Block& block = blocks[b];
       for (int64_t row = 0; row < block.rows; ++row) {

@@ -31,7 +31,7 @@ TEST(EngineGather, PlannedGroupIsBitExactForAllRankCounts) {
         TIDE_ASSERT_OK(group.vacate(0));
       }
       EXPECT_EQ(group.counters().bytes_pushed,
-                static_cast<uint64_t>(5 * (ranks - 1) * layout.shard_bytes()));
+                static_cast<uint64_t>(5 * (ranks - 1) * valid_bytes(layout, rank)));
     });
   }
 }

@@ -130,9 +130,10 @@ TEST(EngineScale, CastGroupsWriteRoundedPlaces) {
         TIDE_ASSERT_OK(group.vacate(0));
       }
       // Own places are written once, by the cast; nothing else is copied on this rank.
-      EXPECT_EQ(group.counters().bytes_copied, static_cast<uint64_t>(3 * layout.shard_bytes()));
+      EXPECT_EQ(group.counters().bytes_copied,
+                static_cast<uint64_t>(3 * valid_bytes(layout, rank)));
       EXPECT_EQ(group.counters().bytes_pushed,
-                static_cast<uint64_t>(3 * (ranks - 1) * layout.shard_bytes()));
+                static_cast<uint64_t>(3 * (ranks - 1) * valid_bytes(layout, rank)));
     });
   }
 }

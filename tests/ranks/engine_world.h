@@ -124,6 +124,15 @@ inline int64_t wrong_bytes(const GroupLayout& layout, int p, const void* data) {
   return wrong;
 }
 
+// What a gather moves of a rank's shards: their bytes without padding.
+inline int64_t valid_bytes(const GroupLayout& layout, int rank) {
+  int64_t bytes = 0;
+  for (int p = 0; p < layout.size(); ++p) {
+    bytes += layout.valid_numel(p, rank) * dtype_bytes(layout.parameter(p).dtype);
+  }
+  return bytes;
+}
+
 template <typename T>
 std::vector<const void*> pointers(const std::vector<std::vector<T>>& arrays) {
   std::vector<const void*> result;
