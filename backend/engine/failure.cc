@@ -6,7 +6,7 @@ bool Failure::set(const Status& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!first_.is_ok()) return false;
   first_ = reason;
-  flag_.store(true, std::memory_order_release);
+  flag_.store(true, std::memory_order_seq_cst);
   return true;
 }
 

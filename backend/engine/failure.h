@@ -1,7 +1,8 @@
 // The group's first error: set once, kept for good, looked at by every wait.
 //
 // Thread-safe. The flag is what WaitGuard::failed points to; it is set after the status can be
-// read.
+// read, sequentially consistent: a waiter announces itself before it loads the flag, break_group()
+// looks for waiters after it stored the flag (transports/host/doorbell.h).
 #pragma once
 
 #include <atomic>

@@ -45,34 +45,38 @@ class Introduction {
   std::string label() const {
     return "rank " + std::to_string(options_.rank) + " of group '" + options_.group + "'";
   }
+  Status labelled(const Status& status) const {
+    if (status.is_ok()) return status;
+    return {status.kind(), label() + ": " + status.message()};
+  }
   std::string key(const std::string& name) const { return "fabric/" + options_.group + "/" + name; }
   PeerLink& link(int peer) { return links_[static_cast<size_t>(peer)]; }
 
   Status publish() {
     std::string name;
     Result<Descriptor> listener = listen_privately(name, options_.size + 64);
-    if (!listener) return listener.status();
+    if (!listener) return labelled(listener.status());
     listener_ = std::move(listener.value());
     if (options_.rank == 0) {
       Result<std::string> token = random_token();
-      if (!token) return token.status();
-      TIDE_RETURN_IF_ERROR(store_.set(key("token"), token.value()));
+      if (!token) return labelled(token.status());
+      TIDE_RETURN_IF_ERROR(labelled(store_.set(key("token"), token.value())));
     }
     const std::string node = options_.node.empty() ? node_identity() : options_.node;
-    return store_.set(key("member/" + std::to_string(options_.rank)), name + " " + node);
+    return labelled(store_.set(key("member/" + std::to_string(options_.rank)), name + " " + node));
   }
 
   // All members are read before anybody connects, so that all ranks see the same difference between
   // nodes.
   Status read_members() {
     Result<std::string> token = store_.get(key("token"), options_.deadline);
-    if (!token) return token.status();
+    if (!token) return labelled(token.status());
     token_ = token.value();
     std::string first_node;
     for (int peer = 0; peer < options_.size; ++peer) {
       Result<std::string> member =
           store_.get(key("member/" + std::to_string(peer)), options_.deadline);
-      if (!member) return member.status();
+      if (!member) return labelled(member.status());
       const size_t space = member.value().find(' ');
       names_.push_back(member.value().substr(0, space));
       const std::string node = space == std::string::npos ? "" : member.value().substr(space + 1);
@@ -107,13 +111,13 @@ class Introduction {
     hello.rank = options_.rank;
     hello.size = options_.size;
     hello.token = token_;
-    return send_message(link(peer).socket.get(), hello);
+    return labelled(send_message(link(peer).socket.get(), hello));
   }
 
   // Checks the user at the other end and opens its process.
   Status identify(int peer) {
     Result<Credentials> found = credentials_of(link(peer).socket.get());
-    if (!found) return found.status();
+    if (!found) return labelled(found.status());
     if (found.value().uid != ::geteuid()) {
       return {ErrorKind::kInvalidUse, label() + ": rank " + std::to_string(peer) +
                                           " runs as user " + std::to_string(found.value().uid) +
@@ -223,7 +227,7 @@ class Introduction {
     Message answer;
     answer.kind = MessageKind::kWelcome;
     answer.rank = options_.rank;
-    return send_message(link(peer).socket.get(), answer);
+    return labelled(send_message(link(peer).socket.get(), answer));
   }
 
   Status hear_welcomes() {

@@ -19,8 +19,8 @@ namespace tide {
 
 struct PeerLink {
   Descriptor socket;  // sequenced packets, not blocking; empty for the own rank
-  Descriptor
-      process;  // pidfd: readable once the peer's process ended; empty where the kernel offers none
+  // Readable once the peer's process ended (pidfd); empty where the kernel offers none.
+  Descriptor process;
   pid_t pid = 0;  // 0: unknown
 };
 
