@@ -26,6 +26,42 @@ std::string list_subject(const GroupLayout& layout) {
          " bytes a rank)";
 }
 
+// Of all gradients of a call, each at a multiple of kPlaceAlignment, as they lie once moved.
+int64_t placed_gradient_bytes(const GroupLayout& layout, const ReduceCall& call) {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < call.parameters.size(); ++i) {
+    bytes += aligned_place_bytes(layout.parameter(call.parameters[i]).unsharded_numel *
+                                 dtype_bytes(call.gradient_dtypes[i]));
+  }
+  return bytes;
+}
+
+// Which parameters have gradients, of which dtypes.
+uint64_t hash_of_gradients(const ReduceCall& call) {
+  uint64_t hash = hash_combine(kHashSeed, call.parameters.size());
+  for (size_t i = 0; i < call.parameters.size(); ++i) {
+    hash = hash_combine(hash, static_cast<uint64_t>(call.parameters[i]) * 256 +
+                                  static_cast<uint64_t>(call.gradient_dtypes[i]));
+  }
+  return hash;
+}
+
+// A reduce's memory, by the layout's parameters; `binding` has its layout.
+void bind_gradients(const ReduceCall& call, Binding* binding) {
+  const auto size = static_cast<size_t>(binding->layout->size());
+  binding->gradients.assign(size, nullptr);
+  binding->gradient_dtypes.assign(size, DType::kBytes);
+  binding->outputs.assign(size, nullptr);
+  binding->output_dtype = call.output_dtype;
+  binding->options = call.options;
+  for (size_t i = 0; i < call.parameters.size(); ++i) {
+    const int p = call.parameters[i];
+    binding->gradients[p] = call.gradients[i];
+    binding->gradient_dtypes[p] = call.gradient_dtypes[i];
+    binding->outputs[p] = call.outputs[i];
+  }
+}
+
 }  // namespace
 
 Result<GroupImpl::Plan*> GroupImpl::find_plan(int plan, const char* call) {
@@ -173,7 +209,7 @@ void GroupImpl::move_gradients(const ReduceCall& call, const Plan& plan, const S
     char* place = slot.range.at(context_.rank()) + offset;
     if (bytes > 0) binding->moves.push_back({place, call.gradients[i], 1, bytes, bytes, bytes});
     binding->gradients[p] = place;
-    offset += (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
+    offset += aligned_place_bytes(bytes);
   }
 }
 
@@ -192,12 +228,7 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   options.subset = call.parameters;
   options.dtypes = call.gradient_dtypes;
   Slot* slot = vacated_slot(plan);
-  int64_t gradient_bytes = 0;
-  for (size_t i = 0; i < call.parameters.size(); ++i) {
-    const int64_t bytes =
-        layout.parameter(call.parameters[i]).unsharded_numel * dtype_bytes(call.gradient_dtypes[i]);
-    gradient_bytes += (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
-  }
+  const int64_t gradient_bytes = placed_gradient_bytes(layout, call);
   const bool moves = call.slot_reuse && slot != nullptr && gradient_bytes <= slot->range.bytes;
   const bool leased = !call.slot_reuse && plan.staging == Staging::kLeased && slot != nullptr &&
                       context_.ranks() > 1 &&
@@ -208,10 +239,7 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   Binding binding;
   binding.layout = plan.layout;
   binding.program = programs_.reduce(layout, options);
-  uint64_t hash = hash_combine(kHashSeed, call.parameters.size());
   for (size_t i = 0; i < call.parameters.size(); ++i) {
-    hash = hash_combine(hash, static_cast<uint64_t>(call.parameters[i]) * 256 +
-                                  static_cast<uint64_t>(call.gradient_dtypes[i]));
     binding.descriptors.push_back(
         describe_tensor(layout, call.parameters[i], call.gradient_dtypes[i]));
   }
@@ -220,7 +248,7 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   record.plan = call.plan;
   record.slot = leased || moves ? plan.vacated_slot : -1;
   record.program_hash = binding.program->hash;
-  record.layout_hash = hash;
+  record.layout_hash = hash_of_gradients(call);
   set_options(call.options, call.output_dtype, call.slot_reuse, &record);
   record.tensors = call.parameters.size();
   record.bytes = static_cast<uint64_t>(gradient_bytes);
@@ -232,17 +260,7 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   record.sequence = sequence.value();
   advance(*binding.program, &binding);
   binding.staging = leased ? slot->range : staging_;
-  binding.gradients.assign(static_cast<size_t>(layout.size()), nullptr);
-  binding.gradient_dtypes.assign(static_cast<size_t>(layout.size()), DType::kBytes);
-  binding.outputs.assign(static_cast<size_t>(layout.size()), nullptr);
-  binding.output_dtype = call.output_dtype;
-  binding.options = call.options;
-  for (size_t i = 0; i < call.parameters.size(); ++i) {
-    const int p = call.parameters[i];
-    binding.gradients[p] = call.gradients[i];
-    binding.gradient_dtypes[p] = call.gradient_dtypes[i];
-    binding.outputs[p] = call.outputs[i];
-  }
+  bind_gradients(call, &binding);
   if (moves) move_gradients(call, plan, *slot, &binding);
   if (leased || moves) binding.after = slot->users;
   auto operation = start(record, "'" + plan.request.name + "'", std::move(binding), Lane::kReduce);

@@ -84,7 +84,10 @@ Result<std::vector<PlanBallot>> GroupImpl::exchange(const PlanBallot& ballot,
   std::vector<PlanBallot> ballots;
   for (const std::string& text : texts.value()) {
     Result<PlanBallot> decoded = decode(text);
-    if (!decoded.is_ok()) return decoded.status();
+    if (!decoded.is_ok()) {
+      return Status(decoded.status().kind(),
+                    "rank " + std::to_string(ballots.size()) + ": " + decoded.status().message());
+    }
     ballots.push_back(std::move(decoded.value()));
   }
   return ballots;

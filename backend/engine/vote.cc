@@ -6,7 +6,7 @@
 namespace tide {
 namespace {
 
-constexpr std::chrono::milliseconds kSlice{200};
+constexpr std::chrono::milliseconds kCheckInterval{200};
 
 }  // namespace
 
@@ -22,7 +22,7 @@ Result<std::vector<std::string>> Vote::exchange(
     if (rank == rank_) continue;
     for (;;) {
       Result<std::string> answer =
-          store_->get(key(rank), std::min(deadline, Clock::now() + kSlice));
+          store_->get(key(rank), std::min(deadline, Clock::now() + kCheckInterval));
       if (answer.is_ok()) {
         ballots[static_cast<size_t>(rank)] = std::move(answer.value());
         break;

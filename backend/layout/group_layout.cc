@@ -27,7 +27,7 @@ bool add(int64_t a, int64_t b, int64_t* sum) { return !__builtin_add_overflow(a,
 
 bool align_up(int64_t bytes, int64_t* aligned) {
   if (bytes > kLargest - (kPlaceAlignment - 1)) return false;
-  *aligned = (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
+  *aligned = aligned_place_bytes(bytes);
   return true;
 }
 

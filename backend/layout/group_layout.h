@@ -4,18 +4,17 @@
 //
 // Three orders of the same elements:
 //   shard order   the rank's shards one after another, parameter by parameter (what a reduce
-//   produces, what stock's
-//                 flat reduce-scatter output holds). Offsets in elements: shard_offset(p) + i.
+//                 produces, what stock's flat reduce-scatter output holds). Offsets in elements:
+//                 shard_offset(p) + i.
 //   place         where shard r of parameter p lies inside the unsharded parameter p. Dimension 0:
-//   one run that starts
-//                 at r * shard_numel. Dimension k: `rows` runs of row_numel elements, run j at
-//                 j * ranks * row_numel + r * row_numel.
+//                 one run that starts at r * shard_numel. Dimension k: `rows` runs of row_numel
+//                 elements, run j at j * ranks * row_numel + r * row_numel.
 //   slot          the unsharded parameters of the group one after another, each at a multiple of
-//   512 bytes.
+//                 512 bytes.
 //
 // Worked example (the paper's): 3 parameters whose shards are 2, 1 and 3 MB on each of 4 ranks.
-// Rank 1's shard of parameter 2 lies at 1 * 6 + 2 = 8 MB in an output ordered by rank, and at 2 * 4
-// + 1 * 1 = 9 MB in the slot.
+// Rank 1's shard of parameter 2 lies at 1 * 6 + 2 = 8 MB in an output ordered by rank, and at
+// 2 * 4 + 1 * 1 = 9 MB in the slot.
 //
 // Immutable after construction; safe to share between threads.
 #pragma once
@@ -30,6 +29,10 @@ namespace tide {
 
 inline constexpr int64_t kPlaceAlignment = 512;  // bytes; what torch's allocator gives
 
+inline int64_t aligned_place_bytes(int64_t bytes) {
+  return (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
+}
+
 // One parameter of a group, or one (output, input) pair of a coalesced call.
 struct Parameter {
   std::string name;             // for messages
@@ -37,8 +40,7 @@ struct Parameter {
   int64_t shard_numel = 0;      // padded: equal on all ranks
   int64_t unsharded_numel = 0;  // without padding; at most ranks * shard_numel
   int64_t rows = 1;             // runs of one shard in the unsharded parameter; 1 for dimension 0
-  DType shard_dtype =
-      DType::kBytes;  // of the resident shard; differs from dtype where a gather casts
+  DType shard_dtype = DType::kBytes;  // of the resident shard; not dtype where a gather casts
 };
 
 // A rectangle of elements that a copy between shard order and place moves: `rows` runs of row_numel
