@@ -46,8 +46,8 @@ T combine(ReduceOp op, T a, T b) {
     if (op == ReduceOp::kSum) return a + b;
     if (b != b) return b;
   } else if (op == ReduceOp::kSum) {
-    using Unsigned =
-        std::make_unsigned_t<T>;  // wraps; uint8 + uint8 is an int, cut again by the cast
+    // Wraps; uint8 + uint8 is an int, cut again by the cast.
+    using Unsigned = std::make_unsigned_t<T>;
     return static_cast<T>(
         static_cast<Unsigned>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b)));
   }

@@ -2,9 +2,9 @@
 // not overlap.
 //
 // Large rows leave by non-temporal stores (they do not pull the destination into the cache first,
-// which saves a third of the memory traffic); small ones by memcpy. Either way the bytes are
-// ordered before any later store of the calling thread when the call returns: what a peer reads
-// after it has seen a later signal is complete.
+// which saves a third of the memory traffic); small ones by memcpy. The call ends with a fence for
+// the former, so either way a later release store of the calling thread covers the bytes. Other
+// side: whoever loads that store's value with acquire (a fabric's signal and wait).
 #pragma once
 
 #include <cstdint>

@@ -51,13 +51,13 @@ inline uint16_t fp32_to_fp16(float value) {
   if (magnitude > 0x7f800000u)
     return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
   if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65536 and above
-  if (magnitude >= 0x38800000u) {  // normal in fp16; a carry out of the mantissa is the next
-                                   // exponent, or infinity
+  if (magnitude >= 0x38800000u) {
+    // Normal in fp16; a carry out of the mantissa is the next exponent, or infinity.
     const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
   }
-  if (magnitude < 0x33000000u)
-    return static_cast<uint16_t>(sign);  // below half of the least denormal
+  // Below half of the least denormal.
+  if (magnitude < 0x33000000u) return static_cast<uint16_t>(sign);
   const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
   const uint32_t shift = 126u - (magnitude >> 23);  // 14..24
   const uint32_t kept = mantissa >> shift;

@@ -12,8 +12,8 @@
 //
 // Ranks here are group ranks 0..size-1 of one node's group. All methods but close() may be called
 // from several threads, each queue from one thread at a time. After an error of any call the group
-// is broken: the engine calls fail() and close(). Windows outlive the fabric: their pages stay
-// mapped while a shared_ptr to them lives.
+// is broken, a refused window aside: the engine calls fail() and close(). Windows outlive the
+// fabric: their pages stay mapped while a shared_ptr to them lives.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ class KeyValueStore {
  public:
   virtual ~KeyValueStore() = default;
   virtual Status set(const std::string& key, const std::string& value) = 0;
-  // Waits for the key until the deadline.
+  // Waits for the key until the deadline; kTimeout then.
   virtual Result<std::string> get(const std::string& key, Deadline deadline) = 0;
 };
 
@@ -67,8 +67,9 @@ struct CopyBlock {
   int64_t from_pitch = 0;
 };
 
-// For i < numel, in this order and in fp32:
-//   output[i] (op)= round(scale * (slices[0][i] + slices[1][i] + ...))
+// For i < numel, in this order, in fp32 (fp64 in fp64, integers exactly: kernels/accumulate.h):
+//   output[i] = round(scale * (slices[0][i] + slices[1][i] + ...))
+//   output[i] = round(output[i] + scale * (slices[0][i] + ...))       with add_to_output
 struct AccumulateBlock {
   std::vector<const void*> slices;  // in rank order
   void* output = nullptr;

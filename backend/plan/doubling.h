@@ -20,8 +20,8 @@ struct DoublingRound {
   int send_to_node = 0;
   int receive_from_node = 0;
   int shards = 0;  // sent, and received
-  int first_received =
-      0;  // offset, counted from the own node: received are offsets [first, first + shards)
+  // Offset, counted from the own node: received are offsets [first, first + shards).
+  int first_received = 0;
 };
 
 // Rounds of a gather over `nodes` nodes as node `node` sees them; none for one node.

@@ -34,8 +34,9 @@ struct ReduceOptions {
   std::vector<int> subset;    // parameters with gradients
   std::vector<DType> dtypes;  // of those gradients, parallel to subset
   int areas = 2;              // 1 (leased) or 2 (area)
-  int64_t staging_slice_bytes =
-      0;         // bytes of one slice of one area; leased: the whole subset must fit
+  // Of one slice of one area. Leased: not used, the caller has seen to it that packed_shard_bytes()
+  // of every rank fit.
+  int64_t staging_slice_bytes = 0;
   int sums = 2;  // least number of parts (leased) or chunks (area) of a large reduce
   bool operator==(const ReduceOptions&) const = default;
 };

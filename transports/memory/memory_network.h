@@ -30,8 +30,8 @@ struct MemoryFate {
 
 struct MemoryNetworkOptions {
   std::string name = "memory";  // of the group, for messages
-  bool cuda_memory =
-      false;  // accept MemoryKind::kCuda (the bytes are the processor's all the same)
+  // Accept MemoryKind::kCuda (the bytes are the processor's all the same).
+  bool cuda_memory = false;
   std::function<MemoryFate(const MemoryMessage&)> fate;
   // Asked by each node in add_region; an error is that node's refusal. For tests of votes.
   std::function<Status(int node, const MemoryBlock& block)> refuse_region;
