@@ -55,7 +55,11 @@ bool WorkTide::wait(std::chrono::milliseconds timeout) {
       throw_if_error(operation.status());
       return true;
     }
-    if (bounded && std::chrono::steady_clock::now() >= deadline) throw_if_error(status);
+    if (bounded && std::chrono::steady_clock::now() >= deadline) {
+      throw_if_error(Status(status.kind(), "rank " + std::to_string(call_.rank) + ", after " +
+                                               std::to_string(timeout.count()) +
+                                               " ms: " + status.message()));
+    }
     if (call_.check_signals) call_.check_signals();
   }
 }

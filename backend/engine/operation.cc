@@ -35,8 +35,7 @@ Status OperationState::wait(std::optional<std::chrono::milliseconds> timeout) {
   if (!timeout) {
     changed_.wait(lock, done);
   } else if (!changed_.wait_for(lock, *timeout, done)) {
-    return Status(ErrorKind::kTimeout, name() + " is not done after " +
-                                           std::to_string(timeout->count()) + " ms; it goes on");
+    return Status(ErrorKind::kTimeout, name() + " is not done yet; it goes on");
   }
   return status_;
 }
