@@ -1,5 +1,7 @@
 #include "backend/engine/allocations.h"
 
+#include <unistd.h>
+
 #include <string>
 #include <utility>
 
@@ -19,9 +21,10 @@ std::shared_ptr<void> Allocations::add(std::shared_ptr<ArenaMemory> memory) {
   const int64_t id = next_++;
   char* own = memory->own();
   // The control page lives as long as the pointer: a release after the group's end writes to a page
-  // nobody reads.
-  std::shared_ptr<void> user(own,
-                             [control = control_, memory, id](void*) { control->release(id); });
+  // nobody reads. A forked child has no page, and what it frees is still the parent's.
+  std::shared_ptr<void> user(own, [control = control_, memory, id, owner = ::getpid()](void*) {
+    if (::getpid() == owner) control->release(id);
+  });
   entries_[id] = Entry{std::move(memory), user};
   by_address_[own] = id;
   return user;

@@ -179,6 +179,7 @@ Result<std::shared_ptr<void>> GroupImpl::allocate(int64_t bytes) {
   std::lock_guard<std::mutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable());
   if (bytes <= 0) return invalid("allocate wants at least one byte, got " + std::to_string(bytes));
+  TIDE_RETURN_IF_ERROR(drain());  // the caller may move memory that they read or write into this
   context_.allocations->sweep();
   CallRecord record;
   record.kind = CallKind::kAllocate;
