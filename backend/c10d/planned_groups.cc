@@ -35,7 +35,9 @@ void ProcessGroupTide::raise(const Status& status) const {
 std::shared_ptr<Group> ProcessGroupTide::own_group(const std::string& operation) {
   Result<std::shared_ptr<Group>> group = engine_.group();
   if (group.is_ok()) {
-    if (const Status broken = group.value()->error(); !broken.is_ok()) raise(broken);
+    if (const Status broken = group.value()->error(); !broken.is_ok()) {
+      raise(Status(broken.kind(), where(operation) + ": the group is broken: " + broken.message()));
+    }
     return group.value();
   }
   if (group.status().kind() != ErrorKind::kUnsupported) raise(group.status());

@@ -8,6 +8,7 @@ answers become `GroupRecord`s and, where a direction is served, comm markers on 
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -20,6 +21,8 @@ from tide.fsdp.comm import TideAllGather, TideReduceScatter
 from tide.fsdp.depth import prefetch_depth
 from tide.fsdp.probes import Torch
 from tide.fsdp.record import ATTRIBUTE, IN_PLACE, GroupRecord, ParameterFacts
+
+logger = logging.getLogger("tide.fsdp")
 
 
 class Candidate:
@@ -169,6 +172,21 @@ def plan_root(root: Any, modules: Torch) -> None:
     _agree_across_replicas(candidates)
     for candidate in candidates:
         candidate.mark()
+    _tell_refusals(candidates)
+
+
+def _tell_refusals(candidates: list[Candidate]) -> None:
+    """One line per reason of a vote that sent groups stock, on one rank."""
+    if dist.get_rank() != 0:
+        return
+    refused: dict[str, list[str]] = {}
+    for candidate in candidates:
+        record = candidate.record
+        if candidate.wanted() and record.gather_backend is None and record.reduce_backend is None:
+            refused.setdefault(record.reason, []).append(record.name)
+    for reason, names in refused.items():
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        logger.warning("group '%s'%s goes stock: %s", names[0], others, reason)
 
 
 def _agree_across_replicas(candidates: list[Candidate]) -> None:
