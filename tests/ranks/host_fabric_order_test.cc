@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include <cstring>
+#include <latch>
 
 #include "tests/ranks/host_fabric_ranks.h"
 
@@ -92,9 +93,10 @@ TEST(HostFabricOrder, EightRanksEachWithTwoQueues) {
 TEST(HostFabricOrder, RanksAsThreadsOfOneProcess) {
   constexpr int kRanks = 6;
   FileStore store;
+  std::latch windows_made(kRanks);  // rank 3 must not fail while another still makes its last one
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&store, rank] {
+    threads.emplace_back([&store, &windows_made, rank] {
       auto fabric = connect(rank, kRanks, store);
       ASSERT_NE(fabric, nullptr);
       std::atomic<int> heard{0};
@@ -108,7 +110,9 @@ TEST(HostFabricOrder, RanksAsThreadsOfOneProcess) {
         auto other = window_of(*fabric, 4096 * static_cast<int64_t>(epoch));
         EXPECT_NE(other, nullptr);
       }
+      windows_made.count_down();
       if (rank == 3) {
+        windows_made.wait();
         fabric->fail({ErrorKind::kInternal, "enough"});
       } else {
         WaitGuard guard = guard_of();
