@@ -65,6 +65,8 @@ Status Executor::run_move(OperationState& operation) {
 }
 
 Status Executor::run_program(OperationState& operation, const Program& program) {
+  if (program.nodes() > 1)
+    return Status(ErrorKind::kInternal, "a program between nodes reached the queues of one node");
   const Binding& binding = operation.binding();
   const bool reads_caller_memory = binding.moves.empty();
   int last_read = -1;
@@ -101,6 +103,7 @@ Status Executor::run_step(const Binding& binding, const Program& program, const 
       const int from = step.peer == kSelf ? context_->rank() : step.peer;
       return wait(queue, counter, from, binding.base[counter] + step.value);
     }
+    case Op::kCombine:
     case Op::kPut:
     case Op::kConfirm:
     case Op::kGrant:

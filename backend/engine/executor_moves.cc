@@ -69,6 +69,11 @@ Status Executor::copy(const Binding& binding, const Program& program, const Step
                           : peer_outputs_[static_cast<size_t>(rank) * layout.size() + p];
         result.places = program.direction == Direction::kGather;
         break;
+      case Space::kPartial:
+      case Space::kSeat:
+      case Space::kBlock:
+      case Space::kTotal:
+        break;  // of programs between nodes, which run_program refuses
     }
     return result;
   };

@@ -12,7 +12,7 @@
 namespace tide {
 namespace {
 
-enum class Stands : uint64_t { kShard = 1, kCastShard, kGradient, kSum, kZero };
+enum class Stands : uint64_t { kShard = 1, kCastShard, kGradient, kSum, kZero, kPartial, kTotal };
 
 int64_t align_place(int64_t bytes) {
   return (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
@@ -101,7 +101,7 @@ int64_t CheckerMemory::find_granule() const {
       }
     }
     for (const auto& program : checked.programs) {
-      granule = std::gcd(granule, program->slice_bytes);
+      granule = std::gcd(std::gcd(granule, program->slice_bytes), program->partial_bytes);
       for (const Piece& piece : program->pieces) {
         const int64_t bytes = bindings_[o].element_bytes[piece.parameter];
         const int64_t shard_bytes =
@@ -109,7 +109,7 @@ int64_t CheckerMemory::find_granule() const {
         for (int64_t numel : {piece.begin, piece.numel}) {
           granule = std::gcd(std::gcd(granule, numel * bytes), numel * shard_bytes);
         }
-        granule = std::gcd(granule, piece.packed_offset);
+        granule = std::gcd(std::gcd(granule, piece.packed_offset), piece.partial_offset);
       }
       for (const Step& step : program->steps) granule = std::gcd(granule, step.head_bytes);
     }
@@ -122,7 +122,8 @@ void CheckerMemory::for_each_memory(int index, int process, Visit visit) const {
   const CheckedOperation& checked = operation(index);
   const Binding& binding = bindings_[index];
   const Program& program = *checked.programs.front();
-  const int64_t area_bytes = program.areas * program.ranks * program.slice_bytes;
+  const int64_t area_bytes =
+      int64_t{program.areas} * program.slices(Space::kStaging) * program.slice_bytes;
   if (is_reduce(index)) {
     visit(Key{Kind::kGradients, process, 0, checked.gradients}, binding.gradients_bytes);
     visit(Key{Kind::kOutputs, process, checked.group, checked.outputs}, binding.summed_bytes);
@@ -136,6 +137,16 @@ void CheckerMemory::for_each_memory(int index, int process, Visit visit) const {
     } else {
       visit(Key{Kind::kStaging, process, checked.group, 0}, area_bytes);
     }
+    if (is_node_reduce(index)) {
+      const auto visit_partial = [&](Kind kind, Space space, int areas) {
+        visit(Key{kind, process, checked.group, 0},
+              int64_t{areas} * program.slices(space) * program.partial_bytes);
+      };
+      visit_partial(Kind::kPartial, Space::kPartial, program.areas);
+      visit_partial(Kind::kSeats, Space::kSeat, program.areas);
+      visit_partial(Kind::kBlocks, Space::kBlock, program.areas);
+      visit_partial(Kind::kTotals, Space::kTotal, 1);
+    }
     return;
   }
   visit(Key{Kind::kShards, process, checked.group, checked.shards}, binding.shards_bytes);
@@ -148,8 +159,8 @@ void CheckerMemory::for_each_memory(int index, int process, Visit visit) const {
 }
 
 void CheckerMemory::make_regions() {
-  static const char* const kNames[] = {"shards",  "slot",    "gradients",
-                                       "staging", "landing", "outputs"};
+  static const char* const kNames[] = {"shards",  "slot",    "gradients", "staging", "landing",
+                                       "outputs", "partial", "seats",     "blocks",  "totals"};
   std::map<Key, int64_t> sizes;
   for (size_t o = 0; o < bindings_.size(); ++o) {
     for (int process : sequence_.groups[operation(static_cast<int>(o)).group]) {
@@ -214,6 +225,14 @@ uint64_t CheckerMemory::padding_content(int index, int rank, int parameter) cons
   return content_of(Stands::kZero, {index, rank, parameter});
 }
 
+uint64_t CheckerMemory::partial_content(int index, int source_node, int rank, int parameter) const {
+  return content_of(Stands::kPartial, {index, source_node, rank, parameter});
+}
+
+uint64_t CheckerMemory::total_content(int index, int sources, int rank, int parameter) const {
+  return content_of(Stands::kTotal, {index, sources, rank, parameter});
+}
+
 CheckerMemory::Place CheckerMemory::unsharded_place(int index, int rank, int parameter) const {
   const CheckedOperation& checked = operation(index);
   const int process = process_of(index, rank);
@@ -253,6 +272,10 @@ int64_t CheckerMemory::wanted_arrivals(int index, int rank) const {
 
 std::string CheckerMemory::check_amounts() const {
   for (size_t o = 0; o < amounts_.size(); ++o) {
+    const bool node_reduce = is_node_reduce(static_cast<int>(o));
+    if (node_reduce) {
+      if (std::string error = check_node_reduce(static_cast<int>(o)); !error.empty()) return error;
+    }
     const Binding& binding = bindings_[o];
     for (size_t rank = 0; rank < amounts_[o].size(); ++rank) {
       const Amount& amount = amounts_[o][rank];
@@ -263,12 +286,12 @@ std::string CheckerMemory::check_amounts() const {
                " bytes of its result, wanted " + std::to_string(binding.result_bytes);
       }
       if (const int64_t wanted = wanted_arrivals(static_cast<int>(o), static_cast<int>(rank));
-          amount.arrived_bytes != wanted) {
+          amount.arrived_bytes != wanted && !node_reduce) {
         return who + "other ranks brought " + std::to_string(amount.arrived_bytes) +
                " bytes, wanted " + std::to_string(wanted);
       }
       if (const int64_t wanted = wanted_rail_bytes(static_cast<int>(o), static_cast<int>(rank));
-          amount.rail_bytes != wanted) {
+          amount.rail_bytes != wanted && !node_reduce) {
         return who + "the rail brought " + std::to_string(amount.rail_bytes) + " bytes, wanted " +
                std::to_string(wanted);
       }

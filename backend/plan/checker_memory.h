@@ -2,6 +2,7 @@
 // ranges of shadow memory, and knows what every range must hold. Internal to the checker.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -47,7 +48,18 @@ class CheckerMemory {
 
  private:
   using Range = ShadowMemory::Range;
-  enum class Kind : uint8_t { kShards, kSlot, kGradients, kStaging, kLanding, kOutputs };
+  enum class Kind : uint8_t {
+    kShards,
+    kSlot,
+    kGradients,
+    kStaging,
+    kLanding,
+    kOutputs,
+    kPartial,
+    kSeats,
+    kBlocks,
+    kTotals
+  };
   using Key = std::tuple<Kind, int, int, int>;  // process, group, index
 
   // A rectangle of bytes of one region.
@@ -104,6 +116,13 @@ class CheckerMemory {
   std::string copy_block(const Actor& actor, const Run& run, int rank, int target_rank);
   std::string cast_block(const Actor& actor, const Run& run, int rank);
   std::string accumulate_block(const Actor& actor, const Run& run, int rank);
+  // Reduce between nodes (checker_network.cc).
+  std::string accumulate_partial(const Actor& actor, const Run& run, int rank);
+  std::string combine_block(const Actor& actor, const Run& run, int rank);
+  std::string check_node_reduce(int operation) const;
+  Place partial_place(const Run& run, Space space, int process) const;
+  int put_shard(int operation, int rank, const Step& step, int index) const;
+  int64_t moved_element_bytes(const Run& run) const;  // of what the step moves
   std::string zero_padding(const Actor& actor, const Run& run, int rank);
 
   // What stands at the first byte of ... ; every further cell holds one more.
@@ -115,6 +134,16 @@ class CheckerMemory {
                             int parameter) const;                          // the unsharded gradient
   uint64_t summed_content(int operation, int rank, int parameter) const;   // the summed shard
   uint64_t padding_content(int operation, int rank, int parameter) const;  // the zeros behind it
+  uint64_t partial_content(int operation, int source_node, int rank,
+                           int parameter) const;  // a node's sum of the rank's shard
+  uint64_t total_content(int operation, int sources, int rank,
+                         int parameter) const;  // of the first sources' partial sums
+  int64_t partial_element_bytes(int operation, int parameter) const {
+    return std::max<int64_t>(4, bindings_[operation].element_bytes[parameter]);
+  }
+  bool is_node_reduce(int index) const {
+    return is_reduce(index) && operation(index).programs.front()->nodes() > 1;
+  }
   uint64_t cells(int64_t bytes) const { return static_cast<uint64_t>(bytes / granule_); }
 
   struct Amount {

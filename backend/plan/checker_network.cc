@@ -25,17 +25,31 @@ std::vector<int> targets_of(const Program& program, int peer) {
   return targets;
 }
 
+// The rank whose shard the put's k-th shard (or block) is.
+int CheckerMemory::put_shard(int index, int rank, const Step& step, int k) const {
+  const Program& program = *operation(index).programs[rank];
+  if (step.from != Space::kPartial)
+    return program.rail_ranks[(step.first_node + k) % program.nodes()];
+  return operation(index).programs[program.rail_ranks[step.node]]->node_ranks[k];
+}
+
+int64_t CheckerMemory::moved_element_bytes(const Run& run) const {
+  const int p = run.piece->parameter;
+  return run.step->from >= Space::kPartial ? partial_element_bytes(run.operation, p)
+                                           : bindings_[run.operation].element_bytes[p];
+}
+
 int64_t CheckerMemory::put_bytes(int index, int rank, const Step& step) const {
   const Program& program = *operation(index).programs[rank];
   int64_t bytes = 0;
   for (int k = 0; k < step.shards; ++k) {
-    const int shard = program.rail_ranks[(step.first_node + k) % program.nodes()];
+    const int shard = put_shard(index, rank, step, k);
     for (int i = step.first_piece; i < step.last_piece; ++i) {
       const Piece& piece = program.pieces[i];
       const int64_t valid =
           operation(index).layout->valid_numel(piece.parameter, shard) - piece.begin;
       bytes += std::clamp<int64_t>(valid, 0, piece.numel) *
-               bindings_[index].element_bytes[piece.parameter];
+               moved_element_bytes({index, &program, &step, &piece, {}});
     }
   }
   return bytes;
@@ -48,11 +62,15 @@ std::string CheckerMemory::land(const Actor& actor, int index, int rank, const S
   const int target = program.rail_ranks[step.node];
   int64_t at = 0;  // of the current row, in the put
   for (int k = 0; k < step.shards; ++k) {
-    const int shard = program.rail_ranks[(step.first_node + k) % program.nodes()];
+    const int shard = put_shard(index, rank, step, k);
+    const bool partial = step.from == Space::kPartial;
+    Step of_block = step;
+    of_block.slice += k;
+    of_block.to_slice += k;
     for (int i = step.first_piece; i < step.last_piece; ++i) {
-      Run run{index, &program, &step, &program.pieces[i], {}};
+      Run run{index, &program, &of_block, &program.pieces[i], {}};
       const Parameter& parameter = layout.parameter(run.piece->parameter);
-      const Space from_space = shard == rank ? step.from : step.to;
+      const Space from_space = shard == rank || partial ? step.from : step.to;
       if (from_space == Space::kShard && parameter.dtype != parameter.shard_dtype)
         return "puts a shard that needs a cast";
       Block blocks[3];
@@ -61,8 +79,7 @@ std::string CheckerMemory::land(const Actor& actor, int index, int rank, const S
         run.block = blocks[b];
         const Place from = place(run, from_space, rank);
         const Place to = place(run, step.to, target);
-        const int64_t row_bytes =
-            run.block.row_numel * bindings_[index].element_bytes[run.piece->parameter];
+        const int64_t row_bytes = run.block.row_numel * moved_element_bytes(run);
         for (int64_t row = 0; row < run.block.rows; ++row, at += row_bytes) {
           const int64_t first = std::max<int64_t>(0, begin - at);
           const int64_t bytes = std::min(row_bytes, end - at) - first;
@@ -79,7 +96,138 @@ std::string CheckerMemory::land(const Actor& actor, int index, int rank, const S
   Amount& amount = amounts_[index][target];
   amount.arrived_bytes += end - begin;
   amount.rail_bytes += end - begin;
-  amount.result_bytes += end - begin;
+  if (step.from != Space::kPartial) amount.result_bytes += end - begin;
+  return "";
+}
+
+CheckerMemory::Place CheckerMemory::partial_place(const Run& run, Space space, int process) const {
+  const bool to = space == run.step->to || space == Space::kTotal;
+  const int slices = run.program->slices(space);
+  const int in_area = to ? run.step->to_slice : run.step->slice;
+  if (in_area < 0 || in_area >= slices) return {};
+  const int64_t area = space == Space::kTotal ? 0 : run.step->area;
+  const int64_t bytes = partial_element_bytes(run.operation, run.piece->parameter);
+  const Kind kind = space == Space::kPartial ? Kind::kPartial
+                    : space == Space::kSeat  ? Kind::kSeats
+                    : space == Space::kBlock ? Kind::kBlocks
+                                             : Kind::kTotals;
+  return {region(kind, process, operation(run.operation).group, 0),
+          (area * slices + in_area) * run.program->partial_bytes + run.piece->partial_offset +
+              (run.block.shard_begin - run.piece->begin) * bytes,
+          run.block.shard_pitch * bytes};
+}
+
+// The slices of the node's ranks, local by local, and the own gradient in its turn.
+std::string CheckerMemory::accumulate_partial(const Actor& actor, const Run& run, int rank) {
+  const int p = run.piece->parameter;
+  const int64_t bytes = bindings_[run.operation].element_bytes[p];
+  const int64_t partial_bytes = partial_element_bytes(run.operation, p);
+  Step of_source = *run.step;
+  Run source = run;
+  source.step = &of_source;
+  for (int local = 0; local < run.program->locals(); ++local) {
+    of_source.slice = run.step->slice + local;
+    const int r = run.program->node_ranks[local];
+    const Place slice = place(source, r == rank ? Space::kGradient : Space::kStaging, rank);
+    for (int64_t row = 0; row < run.block.rows; ++row) {
+      const int64_t place_bytes = (run.block.place_begin + row * run.block.place_pitch) * bytes;
+      std::string error = shadow_.read_expecting(
+          actor,
+          {slice.region, slice.begin_bytes + row * slice.pitch_bytes, run.block.row_numel * bytes},
+          gradient_content(run.operation, r, p) + cells(place_bytes));
+      if (!error.empty()) return "slice of rank " + std::to_string(r) + ": " + error;
+    }
+  }
+  const Place to = place(run, run.step->to, rank);
+  for (int64_t row = 0; row < run.block.rows; ++row) {
+    const int64_t element = run.block.shard_begin + row * run.block.shard_pitch;
+    std::string error = shadow_.write(
+        actor,
+        {to.region, to.begin_bytes + row * to.pitch_bytes, run.block.row_numel * partial_bytes},
+        partial_content(run.operation, run.program->node, run.step->shard, p) +
+            cells(element * partial_bytes));
+    if (!error.empty()) return error;
+  }
+  amounts_[run.operation][rank].gradient_bytes += run.block.rows * run.block.row_numel * bytes;
+  return "";
+}
+
+// What the sources with numbers up to first_number + shards sum to.
+std::string CheckerMemory::combine_block(const Actor& actor, const Run& run, int rank) {
+  const Step& step = *run.step;
+  const int p = run.piece->parameter;
+  const int nodes = run.program->nodes();
+  const int64_t partial_bytes = partial_element_bytes(run.operation, p);
+  const int end = step.first_number + step.shards;
+  if (step.from != Space::kBlock || step.shards < 1 || step.first_number < 0 || end > nodes ||
+      step.to != (end == nodes ? Space::kOutput : Space::kTotal)) {
+    return "combines sources that do not exist, or to the wrong memory";
+  }
+  const auto read = [&](Space space, const Step& of_source, uint64_t content) -> std::string {
+    Run source = run;
+    source.step = &of_source;
+    const Place found = place(source, space, rank);
+    for (int64_t row = 0; row < run.block.rows; ++row) {
+      const int64_t element = run.block.shard_begin + row * run.block.shard_pitch;
+      std::string error =
+          shadow_.read_expecting(actor,
+                                 {found.region, found.begin_bytes + row * found.pitch_bytes,
+                                  run.block.row_numel * partial_bytes},
+                                 content + cells(element * partial_bytes));
+      if (!error.empty()) return error;
+    }
+    return "";
+  };
+  if (step.first_number > 0) {
+    std::string error =
+        read(Space::kTotal, step, total_content(run.operation, step.first_number, rank, p));
+    if (!error.empty()) return "total: " + error;
+  }
+  for (int i = 0; i < step.shards; ++i) {
+    Step of_source = step;
+    of_source.slice += i * run.program->locals();
+    const int node = (run.program->node - step.first_number - i + nodes) % nodes;
+    std::string error =
+        read(Space::kBlock, of_source, partial_content(run.operation, node, rank, p));
+    if (!error.empty()) return "block of node " + std::to_string(node) + ": " + error;
+  }
+  const bool last = step.to == Space::kOutput;
+  const int64_t bytes = last ? bindings_[run.operation].element_bytes[p] : partial_bytes;
+  const uint64_t content =
+      last ? summed_content(run.operation, rank, p) : total_content(run.operation, end, rank, p);
+  const Place to = place(run, step.to, rank);
+  for (int64_t row = 0; row < run.block.rows; ++row) {
+    const int64_t element = run.block.shard_begin + row * run.block.shard_pitch;
+    std::string error = shadow_.write(
+        actor, {to.region, to.begin_bytes + row * to.pitch_bytes, run.block.row_numel * bytes},
+        content + cells(element * bytes));
+    if (!error.empty()) return error;
+  }
+  if (last)
+    amounts_[run.operation][rank].result_bytes += run.block.rows * run.block.row_numel * bytes;
+  return "";
+}
+
+// One partial sum an element and other node comes over a node's rails: no rank's own slices do.
+std::string CheckerMemory::check_node_reduce(int index) const {
+  const GroupLayout& layout = *operation(index).layout;
+  for (const auto& program : operation(index).programs) {
+    if (program->node_ranks.front() != program->rank) continue;
+    int64_t wanted = 0;
+    int64_t got = 0;
+    for (int rank : program->node_ranks) {
+      for (int p : operation(index).subset) {
+        wanted +=
+            layout.valid_numel(p, rank) * partial_element_bytes(index, p) * (program->nodes() - 1);
+      }
+      got += amounts_[index][rank].rail_bytes;
+    }
+    if (got != wanted) {
+      return "operation " + std::to_string(index) + ": the rails of node " +
+             std::to_string(program->node) + " brought " + std::to_string(got) + " bytes, wanted " +
+             std::to_string(wanted);
+    }
+  }
   return "";
 }
 
@@ -87,7 +235,8 @@ namespace checking {
 namespace {
 
 std::string check_step(const Program& program, const Step& step) {
-  if (step.queue != Queue::kRail) return "a network step outside the rail queue";
+  if (step.queue != rail_queue(program.direction))
+    return "a network step outside its direction's rail queue";
   if (step.op == Op::kDrain) return "";
   if (step.node < 0 || step.node >= program.nodes() || step.node == program.node)
     return "names a node that does not exist, or its own";
@@ -95,6 +244,12 @@ std::string check_step(const Program& program, const Step& step) {
   const int pieces = static_cast<int>(program.pieces.size());
   if (step.first_piece < 0 || step.last_piece > pieces || step.first_piece > step.last_piece)
     return "names pieces that do not exist";
+  if (program.direction == Direction::kReduce) {
+    return step.from == Space::kPartial && step.to == Space::kSeat &&
+                   step.shards == program.locals()
+               ? ""
+               : "puts other than a segment's partial sums to their seat";
+  }
   if (step.shards < 1 || step.shards > program.nodes() || step.first_node < 0 ||
       step.first_node >= program.nodes()) {
     return "names shards that do not exist";

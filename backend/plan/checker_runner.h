@@ -8,8 +8,8 @@
 // satisfies, from read and end points to whoever waits for them.
 //
 // A put has a thread of its own, that lands its head and then the rest at any time after it was
-// posted: puts of one rail are not ordered. The i-th puts of a process's operations share a thread;
-// the drain of the earlier operation must lie before the later one's put.
+// posted: puts of one rail are not ordered. The i-th puts of a process's gathers (or reduces) share
+// a thread; the drain of the earlier operation must lie before the later one's put.
 //
 // Internal to the checker.
 #pragma once
@@ -169,6 +169,7 @@ class CheckerRunner {
   CheckerMemory memory_;
   std::mt19937 random_;
   std::vector<Thread> threads_;
+  std::vector<int> most_puts_;                         // of one program, by group
   std::vector<size_t> order_;                          // of preference
   size_t first_starved_ = 0;                           // in order_
   std::map<std::tuple<int, int, int>, size_t> index_;  // (process, group, queue) -> thread

@@ -43,6 +43,16 @@ int SequenceBuilder::reduce(int group, std::shared_ptr<const GroupLayout> layout
   return index;
 }
 
+int SequenceBuilder::reduce(int group, std::shared_ptr<const GroupLayout> layout,
+                            const Topology& topology, const NodeReduceOptions& options) {
+  const int index = add(group, layout, 0, [&](int rank) {
+    return plan_node_reduce(*layout, topology, rank, options);
+  });
+  operation(index).subset = options.subset;
+  operation(index).gradient_dtypes = options.dtypes;
+  return index;
+}
+
 int slots_for(const TrainingOptions& options) {
   return options.prefetch + 1 + (options.leased ? 1 : 0) + (options.keep_last ? 1 : 0);
 }

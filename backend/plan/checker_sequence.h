@@ -18,6 +18,7 @@
 #include "backend/plan/checker.h"
 #include "backend/plan/gather_plan.h"
 #include "backend/plan/node_gather_plan.h"
+#include "backend/plan/node_reduce_plan.h"
 #include "backend/plan/reduce_plan.h"
 
 namespace tide {
@@ -60,6 +61,8 @@ class SequenceBuilder {
   int gather(int group, std::shared_ptr<const GroupLayout> layout, const Topology& topology,
              const NodeGatherOptions& options, int shards);
   int reduce(int group, std::shared_ptr<const GroupLayout> layout, const ReduceOptions& options);
+  int reduce(int group, std::shared_ptr<const GroupLayout> layout, const Topology& topology,
+             const NodeReduceOptions& options);
   CheckedOperation& operation(int index) { return sequence_.operations[index]; }
   void act(Action action, int operation) { sequence_.script.push_back({action, operation}); }
 

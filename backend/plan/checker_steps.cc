@@ -22,7 +22,7 @@ CheckerMemory::Place CheckerMemory::place(const Run& run, Space space, int rank)
     }
     case Space::kStaging:
     case Space::kLanding: {
-      const int64_t slice = int64_t{run.step->area} * run.program->ranks + run.step->slice;
+      const int64_t slice = int64_t{run.step->area} * run.program->slices(space) + run.step->slice;
       const int64_t begin = slice * run.program->slice_bytes + run.piece->packed_offset +
                             (run.block.shard_begin - run.piece->begin) * bytes;
       const int memory =
@@ -31,6 +31,11 @@ CheckerMemory::Place CheckerMemory::place(const Run& run, Space space, int rank)
                                    : region(Kind::kStaging, process, checked.group, 0);
       return {memory, begin, run.block.shard_pitch * bytes};
     }
+    case Space::kPartial:
+    case Space::kSeat:
+    case Space::kBlock:
+    case Space::kTotal:
+      return is_node_reduce(run.operation) ? partial_place(run, space, process) : Place{};
     case Space::kOutput:
       if (reduce) {
         return {region(Kind::kOutputs, process, checked.group, checked.outputs),
@@ -54,8 +59,7 @@ CheckerMemory::Place CheckerMemory::place(const Run& run, Space space, int rank)
 std::string CheckerMemory::copy_block(const Actor& actor, const Run& run, int rank,
                                       int target_rank) {
   const Step& step = *run.step;
-  const int64_t row_bytes =
-      run.block.row_numel * bindings_[run.operation].element_bytes[run.piece->parameter];
+  const int64_t row_bytes = run.block.row_numel * moved_element_bytes(run);
   const Place from = place(run, step.from, rank);
   const Place to = place(run, step.to, target_rank);
   for (int64_t row = 0; row < run.block.rows; ++row) {
@@ -170,13 +174,18 @@ std::string CheckerMemory::run_piece(const Actor& actor, Run run, int rank,
     run.block = blocks[b];
     std::string error;
     if (step.op == Op::kCast) error = cast_block(actor, run, rank);
-    if (step.op == Op::kAccumulate) error = accumulate_block(actor, run, rank);
+    if (step.op == Op::kCombine) error = combine_block(actor, run, rank);
+    if (step.op == Op::kAccumulate) {
+      error = step.to == Space::kOutput ? accumulate_block(actor, run, rank)
+                                        : accumulate_partial(actor, run, rank);
+    }
     for (size_t t = 0; t < targets.size() && error.empty() && step.op == Op::kCopy; ++t) {
       error = copy_block(actor, run, rank, targets[t]);
     }
     if (!error.empty()) return error;
   }
-  return step.op == Op::kAccumulate ? zero_padding(actor, run, rank) : "";
+  const bool sums = step.op == Op::kAccumulate || step.op == Op::kCombine;
+  return sums && step.to == Space::kOutput ? zero_padding(actor, run, rank) : "";
 }
 
 std::string CheckerMemory::run(const Actor& actor, int index, int rank, const Step& step) {
@@ -184,7 +193,9 @@ std::string CheckerMemory::run(const Actor& actor, int index, int rank, const St
   const int pieces = static_cast<int>(program.pieces.size());
   if (step.first_piece < 0 || step.last_piece > pieces) return "names pieces that do not exist";
   if (step.shard < 0 || step.shard >= program.ranks) return "names a shard that does not exist";
-  if ((step.from == Space::kShard || step.op == Op::kAccumulate) && step.shard != rank) {
+  const bool keeps =
+      step.op == Op::kCombine || (step.op == Op::kAccumulate && step.to == Space::kOutput);
+  if ((step.from == Space::kShard || keeps) && step.shard != rank) {
     return "takes another rank's shard from its own memory";
   }
   const std::vector<int> targets = targets_of(program, step.peer);

@@ -11,9 +11,15 @@ bool reads_sources(Direction direction, int queue_index) {
   return queue == Queue::kOwn || queue == Queue::kGatherPush || queue == Queue::kRail;
 }
 
-// Counters that a rank signals to itself.
-bool is_own_counter(Counter counter) {
-  return counter == Counter::kCast || counter == Counter::kRailArrival;
+// The queue of the first put of a program; each direction has as many as any program needs.
+int first_delivery(Direction direction, int most_puts) {
+  return kDeliveryQueue + (direction == Direction::kReduce ? most_puts : 0);
+}
+
+// Whether a rank signals the counter to itself, and whether to others.
+bool to_itself(Counter counter) { return counter >= Counter::kCast; }
+bool to_others(Counter counter) {
+  return counter < Counter::kCast || counter >= Counter::kBlockArrival;
 }
 
 }  // namespace
@@ -52,7 +58,7 @@ Thread* CheckerRunner::thread_of(int process, int group, int queue) {
 // Puts of one operation, in the order of its program.
 void CheckerRunner::append_deliveries(int index, int rank) {
   const Program& program = *operation(index).programs[rank];
-  int queue = kDeliveryQueue;
+  int queue = first_delivery(program.direction, most_puts_[operation(index).group]);
   for (int i = 0; i < static_cast<int>(program.steps.size()); ++i) {
     if (program.steps[i].op != Op::kPut) continue;
     Thread* thread = thread_of(processes(index)[rank], operation(index).group, queue++);
@@ -92,12 +98,12 @@ void CheckerRunner::append_operation(int index, int rank, const std::vector<Thre
 void CheckerRunner::make_threads() {
   for (const CheckedOperation& checked : sequence_.operations)
     progress_.emplace_back(checked.programs.size());
-  std::vector<int> puts(sequence_.groups.size(), 0);  // most of one program, by group
+  most_puts_.assign(sequence_.groups.size(), 0);
   for (const CheckedOperation& checked : sequence_.operations) {
     for (const auto& program : checked.programs) {
       const auto count = std::count_if(program->steps.begin(), program->steps.end(),
                                        [](const Step& step) { return step.op == Op::kPut; });
-      puts[checked.group] = std::max(puts[checked.group], static_cast<int>(count));
+      most_puts_[checked.group] = std::max(most_puts_[checked.group], static_cast<int>(count));
     }
   }
   // No thread is made after the first pointer was taken, so pointers into threads_ stay valid.
@@ -105,7 +111,8 @@ void CheckerRunner::make_threads() {
     thread_of(process, -1, kScriptQueue);
     for (int group = 0; group < static_cast<int>(sequence_.groups.size()); ++group) {
       for (int queue = 0; queue < kQueueCount; ++queue) thread_of(process, group, queue);
-      for (int put = 0; put < puts[group]; ++put) thread_of(process, group, kDeliveryQueue + put);
+      for (int put = 0; put < 2 * most_puts_[group]; ++put)
+        thread_of(process, group, kDeliveryQueue + put);
     }
   }
   for (int process = 0; process < sequence_.processes; ++process) {
@@ -190,7 +197,8 @@ std::string CheckerRunner::check_counters() const {
       if (advance == 0) continue;
       for (int owner = 0; owner < ranks; ++owner) {
         for (int writer = 0; writer < ranks; ++writer) {
-          if ((owner == writer) != is_own_counter(static_cast<Counter>(c))) continue;
+          const Counter counter = static_cast<Counter>(c);
+          if (!(owner == writer ? to_itself(counter) : to_others(counter))) continue;
           if (!operation(o).programs[owner]->is_local(writer)) continue;
           const auto word = words_.find({operation(o).group, c, owner, writer});
           const int64_t wanted = base_[o][c] + advance;

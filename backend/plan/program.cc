@@ -25,8 +25,11 @@ std::string area_text(const Step& step) { return "[" + std::to_string(step.area)
 // "slot", "staging[0][1]"
 std::string space_text(const Step& step, Space space) {
   std::string text = space_name(space);
-  if (space == Space::kStaging || space == Space::kLanding) {
-    text += area_text(step) + "[" + std::to_string(step.slice) + "]";
+  const bool in_area = space == Space::kStaging || space == Space::kLanding;
+  const bool partial = space >= Space::kPartial;
+  const bool to = partial && space == step.to;
+  if (in_area || partial) {
+    text += area_text(step) + "[" + std::to_string(to ? step.to_slice : step.slice) + "]";
   }
   return text;
 }
@@ -52,9 +55,27 @@ std::string action_text(const Step& step) {
       return std::string("wait ") + counter_name(step.counter) + " from " + peer_text(step.peer) +
              " >= " + std::to_string(step.value);
     case Op::kAccumulate:
+      if (step.to != Space::kOutput) {
+        return "accumulate " + pieces_text(step) + " of shard " + std::to_string(step.shard) +
+               ": " + space_text(step, step.from) + " + gradient -> " + space_text(step, step.to);
+      }
       return "accumulate " + pieces_text(step) + " of shard " + std::to_string(step.shard) + ": " +
              space_name(step.from) + area_text(step) + " + gradient -> " + space_name(step.to);
+    case Op::kCombine:
+      return "combine " + pieces_text(step) + " of shard " + std::to_string(step.shard) + ": " +
+             std::to_string(step.shards) + " sources from number " +
+             std::to_string(step.first_number) + ", " + space_text(step, step.from) +
+             (step.first_number > 0 ? " + total[" + std::to_string(step.to_slice) + "]" : "") +
+             " -> " + space_name(step.to) +
+             (step.to == Space::kTotal ? "[" + std::to_string(step.to_slice) + "]" : "");
     case Op::kPut:
+      if (step.from == Space::kPartial) {
+        return "put " + round_text(step) + ", pieces [" + std::to_string(step.first_piece) + ", " +
+               std::to_string(step.last_piece) + ") of " + std::to_string(step.shards) +
+               " blocks: " + space_text(step, step.from) + " -> " + space_text(step, step.to) +
+               " of node " + std::to_string(step.node) + ", " + std::to_string(step.bytes) +
+               " bytes";
+      }
       return "put " + round_text(step) + ", pieces [" + std::to_string(step.first_piece) + ", " +
              std::to_string(step.last_piece) + ") of " + std::to_string(step.shards) +
              " shards from node " + std::to_string(step.first_node) +
@@ -95,6 +116,10 @@ const char* queue_name(Queue queue) {
       return "arrive";
     case Queue::kRail:
       return "rail";
+    case Queue::kReduceRail:
+      return "reduce_rail";
+    case Queue::kCombine:
+      return "combine";
   }
   return "unknown";
 }
@@ -117,6 +142,18 @@ const char* counter_name(Counter counter) {
       return "cast";
     case Counter::kRailArrival:
       return "rail_arrival";
+    case Counter::kPartialReady:
+      return "partial_ready";
+    case Counter::kPartialFree:
+      return "partial_free";
+    case Counter::kSeatArrival:
+      return "seat_arrival";
+    case Counter::kSeatFree:
+      return "seat_free";
+    case Counter::kBlockArrival:
+      return "block_arrival";
+    case Counter::kBlockCredit:
+      return "block_credit";
   }
   return "unknown";
 }
@@ -135,6 +172,14 @@ const char* space_name(Space space) {
       return "landing";
     case Space::kOutput:
       return "output";
+    case Space::kPartial:
+      return "partial";
+    case Space::kSeat:
+      return "seat";
+    case Space::kBlock:
+      return "block";
+    case Space::kTotal:
+      return "total";
   }
   return "unknown";
 }
@@ -170,6 +215,22 @@ const char* pacing_name(Pacing pacing) {
 bool Program::is_local(int other) const {
   return node_ranks.empty() ||
          std::find(node_ranks.begin(), node_ranks.end(), other) != node_ranks.end();
+}
+
+int Program::slices(Space space) const {
+  switch (space) {
+    case Space::kStaging:
+      return batch > 0 ? batch * locals() * locals() : ranks;
+    case Space::kSeat:
+      return locals() * locals();
+    case Space::kPartial:
+    case Space::kBlock:
+      return batch * locals();
+    case Space::kTotal:
+      return locals();
+    default:
+      return ranks;
+  }
 }
 
 int piece_blocks(const GroupLayout& layout, const Piece& piece, int shard, Block blocks[3]) {

@@ -16,7 +16,7 @@
 //
 // Nodes. In a group of several nodes a rank pushes to the other ranks of its node only; the rail
 // queue moves shards between nodes, to and from the ranks with the same local index. Network steps
-// (kPut and what follows it in Op) stand in the rail queue only and map to the calls of
+// (kPut and what follows it in Op) stand in the direction's rail queue only and map to the calls of
 // transports/network.h; an event (kind, round, part) of an operation happens at most once between
 // two nodes. Both sides know from the layout how many bytes it tells of; an event of zero bytes is
 // neither sent nor waited for. The last network step is kDrain: behind it nothing of the operation
@@ -46,9 +46,11 @@ enum class Queue : uint8_t {
   kSum,         // accumulate and combine
   kUnpack,      // landing to output, and the credits of landing areas and outputs
   kArrive,      // last waits of a gather: completion
-  kRail,        // puts, confirms and arrivals between nodes
+  kRail,        // puts, confirms and arrivals between nodes, of a gather
+  kReduceRail,  // the same of a reduce: neither direction waits for the other's network
+  kCombine,     // between nodes, the last sums of a reduce: completion
 };
-inline constexpr int kQueueCount = 7;
+inline constexpr int kQueueCount = 9;
 
 enum class Counter : uint8_t {
   kGatherCredit,   // "my slot is free: write"; signalled by the receiver's gather_push
@@ -59,8 +61,16 @@ enum class Counter : uint8_t {
   kReduceArrival,  // "my slices are in your staging"; by the writer's reduce_push
   kCast,           // "the own shard is cast into its own place"; by own, to the rank itself
   kRailArrival,    // "so many shards of other nodes lie in my slot"; by rail, to the rank itself
+  // Reduce between nodes, to the rank itself.
+  kPartialReady,  // "partial sums lie in partial and seat memory"; by sum
+  kPartialFree,   // "what was put has left"; by reduce_rail
+  kSeatArrival,   // "other nodes' partial sums sit"; by reduce_rail
+  kSeatFree,      // "the seats were read"; by unpack
+  // Reduce between nodes, to every rank of the node, the rank itself too.
+  kBlockArrival,  // "my seats' blocks are with you"; by unpack
+  kBlockCredit,   // "my blocks were added: write"; by combine
 };
-inline constexpr int kCounterCount = 8;
+inline constexpr int kCounterCount = 14;
 
 // Where the elements of a piece range lie. Every space is addressed by (parameter, element) through
 // the layout.
@@ -71,6 +81,11 @@ enum class Space : uint8_t {
   kStaging,   // arena: arriving slices of gradients; [area][slice], then Piece::packed_offset
   kLanding,   // arena: pieces of a gather on their way to outputs; as kStaging
   kOutput,    // one base per parameter. Gather: unsharded, places. Reduce: summed, shard order
+  // Reduce between nodes: fp32 (fp64 of fp64 gradients); [area][slice], then Piece::partial_offset.
+  kPartial,  // this rank's sums over its node, until the rail has put them
+  kSeat,     // arena: partial sums of a batch's sources at their seats
+  kBlock,    // arena: of a batch's sources, the blocks that this rank adds
+  kTotal,    // sums over the batches so far; one area
 };
 
 enum class Op : uint8_t {
@@ -84,7 +99,12 @@ enum class Op : uint8_t {
   // Until the counter from `peer` has reached base + value.
   kWait,
   // Own pieces: staging[area][rank] and the own gradient, added in rank order -> kOutput.
+  // Between nodes: staging[area][slice + local], local by local, and the own gradient of `shard` ->
+  // [area][to_slice] of kPartial or kSeat.
   kAccumulate,
+  // block[area][slice], [slice + locals], ... of `shards` sources, behind total[to_slice] unless
+  // first_number is 0, added in that order -> total[to_slice], or kOutput behind the last source.
+  kCombine,
   // Pieces of the shards of nodes first_node, first_node + 1, ... (`shards` of them, modulo the
   // nodes; always the rank on the own rail) to their places in `to` at `node`, as (round, part):
   // `bytes` in all, the first head_bytes of them counted as the head. The own shard is read in
@@ -119,7 +139,8 @@ struct Piece {
   int parameter = 0;
   int64_t begin = 0;  // first element, in the parameter's padded shard
   int64_t numel = 0;
-  int64_t packed_offset = 0;  // bytes from the start of the piece's slice in staging or landing
+  int64_t packed_offset = 0;   // bytes from the start of the piece's slice in staging or landing
+  int64_t partial_offset = 0;  // the same in partial, seat, block and total memory
 };
 
 struct Step {
@@ -131,8 +152,9 @@ struct Step {
   int shard = 0;  // kCopy: group rank whose shard the pieces belong to
   Space from = Space::kShard;
   Space to = Space::kSlot;
-  int area = 0;   // staging or landing area (0 or 1)
-  int slice = 0;  // staging or landing slice: the writer's group rank
+  int area = 0;      // staging or landing area (0 or 1)
+  int slice = 0;     // staging or landing slice: the writer's group rank. Between nodes: of `from`
+  int to_slice = 0;  // reduce between nodes: of `to`
   Counter counter = Counter::kGatherCredit;
   uint32_t value = 0;
   // Network steps.
@@ -141,7 +163,8 @@ struct Step {
   uint16_t round = 0;
   uint16_t part = 0;
   int first_node = 0;      // kPut
-  int shards = 0;          // kPut
+  int shards = 0;          // kPut: shards, or blocks of consecutive slices; kCombine: sources
+  int first_number = 0;    // kCombine: of its first source (seats.h)
   int64_t bytes = 0;       // kPut, and kArrive of a head or an arrival
   int64_t head_bytes = 0;  // kPut
 };
@@ -162,8 +185,10 @@ struct Program {
   std::vector<Step> steps;                           // in FIFO order
   std::array<uint32_t, kCounterCount> advance = {};  // equal on all ranks
   int areas = 0;                                     // staging or landing areas used: 0, 1 or 2
-  int64_t slice_bytes = 0;  // bytes of one slice of an area (a multiple of 64)
-  uint64_t hash = 0;        // of everything that must be equal on all ranks
+  int64_t slice_bytes = 0;    // bytes of one slice of an area (a multiple of 64)
+  int batch = 0;              // reduce between nodes: most sources of a batch
+  int64_t partial_bytes = 0;  // and bytes of one slice of partial, seat, block and total memory
+  uint64_t hash = 0;          // of everything that must be equal on all ranks
 
   // Index of the last step that reads a gradient: gradients are free once kReducePush and kSum have
   // both run all their steps up to it. -1 without one.
@@ -172,9 +197,15 @@ struct Program {
   int nodes() const { return rail_ranks.empty() ? 1 : static_cast<int>(rail_ranks.size()); }
   // Whether `other` is a rank of the own node (this rank too).
   bool is_local(int other) const;
+  int locals() const { return node_ranks.empty() ? ranks : static_cast<int>(node_ranks.size()); }
+  // Slices of one area of an arena space.
+  int slices(Space space) const;
 };
 
 inline bool is_network_step(Op op) { return op >= Op::kPut; }
+inline Queue rail_queue(Direction direction) {
+  return direction == Direction::kGather ? Queue::kRail : Queue::kReduceRail;
+}
 
 // The rectangles of one piece of `shard` that move, without the shard's padding; as
 // GroupLayout::blocks.

@@ -41,7 +41,7 @@ class StepWriter {
 
   // A network step; the caller of a put sets the rest.
   Step& rail(Op op, int node, int round, int part = 0) {
-    Step& step = append(op, Queue::kRail, kSelf);
+    Step& step = append(op, rail_queue(program_->direction), kSelf);
     step.node = node;
     step.round = static_cast<uint16_t>(round);
     step.part = static_cast<uint16_t>(part);
