@@ -124,8 +124,6 @@ class CMakeBuild(build_ext):
         ]
         if ninja is not None:
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-        if shutil.which("ccache"):
-            configure.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
         jobs = str(self.parallel or os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
         for command in (
             configure,
