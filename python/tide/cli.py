@@ -1,13 +1,24 @@
 """The command `tide`: one verb, one module. A verb's module is imported only when it is called."""
 
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import click
 
 VERBS = {
     "bench": ("tide.bench", "Compare tide with gloo on this machine."),
+    "doctor": ("tide.doctor", "What this machine and this launch can do, and why not more."),
 }
 """Verb -> (module with a click command named `command`, one line for `tide --help`)."""
+
+INTERRUPTED = 130
 
 
 class Verbs(click.Group):
@@ -24,10 +35,39 @@ class Verbs(click.Group):
         with formatter.section("Verbs"):
             formatter.write_dl([(name, line) for name, (_, line) in sorted(VERBS.items())])
 
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Bad input: one sentence and 2. Ctrl-C and SIGTERM: the verb's contexts are left, then
+        130."""
+        extra["standalone_mode"] = False
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            status = super().main(args, *rest, **extra)
+        except click.ClickException as error:
+            sentence = " ".join(error.format_message().split())
+            click.echo(f"tide: {sentence}", err=True)
+            sys.exit(error.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("tide: interrupted", err=True)
+            sys.exit(INTERRUPTED)
+        except BrokenPipeError:
+            # The reader (head, say) has gone; what is left in the buffer has no one to go to.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        sys.exit(status if isinstance(status, int) else 0)
 
-@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-def main() -> None:
+
+@click.command(
+    cls=Verbs,
+    no_args_is_help=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.pass_context
+def main(context: click.Context) -> None:
     """tide: layout-aware collectives for PyTorch FSDP2."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 if __name__ == "__main__":

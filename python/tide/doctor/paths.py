@@ -1,0 +1,212 @@
+"""Which path tide would take on this machine, and for each better one why not and what to change.
+
+Pure: a function of the facts, so that any machine can be asked about in a test. A ladder lists the
+paths for one kind of traffic, the best first; tide takes the first rung without an obstacle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Facts = dict[str, Any]
+
+MULTICAST_SWITCHES = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "TIDE_MULTICAST": "off",
+}
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    why: str
+    change: str
+
+
+@dataclass(frozen=True)
+class Rung:
+    path: str
+    obstacles: tuple[Obstacle, ...]
+
+
+@dataclass(frozen=True)
+class Ladder:
+    traffic: str
+    rungs: tuple[Rung, ...]
+
+    @property
+    def taken(self) -> Rung | None:
+        """The path that tide takes; None: none is open."""
+        return next((rung for rung in self.rungs if not rung.obstacles), None)
+
+    @property
+    def better(self) -> list[Rung]:
+        """The closed rungs above the one that is taken."""
+        taken = self.taken
+        return list(self.rungs[: self.rungs.index(taken)] if taken else self.rungs)
+
+
+def ladders(
+    facts: Facts, served: Sequence[str], serves_hosts: bool, hosts: int = 1
+) -> list[Ladder]:
+    """served: the devices that this build of tide serves; serves_hosts: whether it goes between
+    hosts. hosts: of the launch."""
+    result = [cpu_inside(facts, served)]
+    if facts["gpus"]["devices"]:
+        result.append(gpu_inside(facts, served))
+    result.append(between(facts, serves_hosts, hosts))
+    return result
+
+
+def found(*checks: tuple[bool, str, str]) -> tuple[Obstacle, ...]:
+    """Obstacles for the checks (open, why not, what to change) that are not open."""
+    return tuple(Obstacle(why, change) for is_open, why, change in checks if not is_open)
+
+
+def cpu_inside(facts: Facts, served: Sequence[str]) -> Ladder:
+    host, versions = facts["host"], facts["versions"]
+    usable = versions["tide extension"].startswith("built for")
+    files = host["open files"]
+    checks = (
+        (usable, versions["tide extension"], "rebuild tide in this environment: pip install ."),
+        ("cpu" in served, "this build does not serve CPU tensors", "build tide from its sources"),
+        (
+            bool(host["shared memory by descriptor"]),
+            "this system has no memfd_create",
+            "use Linux 3.17 or newer",
+        ),
+        (
+            files == "unlimited" or files >= 256,
+            f"only {files} open files are allowed, each rank holds one per peer and window",
+            "raise the limit: ulimit -n 4096",
+        ),
+    )
+    return Ladder(
+        "CPU tensors between ranks of one host",
+        (
+            Rung("tide: pushes through shared memory, sums in fp32", found(*checks)),
+            Rung("stock: gloo, layout copies by FSDP2", ()),
+        ),
+    )
+
+
+def gpu_inside(facts: Facts, served: Sequence[str]) -> Ladder:
+    gpus, versions, environment = facts["gpus"], facts["versions"], facts["environment"]
+    devices = gpus["devices"]
+    usable = versions["tide extension"].startswith("built for")
+    connections = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    driver = versions["cuda driver"] or "0"
+    every: Callable[[str], bool] = lambda name: all(d.get(name) for d in devices)  # noqa: E731
+    base = (
+        (usable, versions["tide extension"], "rebuild tide in this environment: pip install ."),
+        (
+            "cuda" in served,
+            f"this build of tide serves {', '.join(served)} tensors only",
+            "install a tide that serves CUDA tensors",
+        ),
+        (
+            int(driver.split(".")[0]) >= 13,
+            f"the driver is for CUDA {driver}, tide needs 13 or newer",
+            "update the NVIDIA driver",
+        ),
+        (
+            every("handles by descriptor") and every("virtual memory"),
+            "a GPU cannot share memory by descriptor",
+            "use GPUs with virtual memory management (not MIG slices or vGPU)",
+        ),
+        (
+            not connections.isdigit() or int(connections) >= 8,
+            f"CUDA_DEVICE_MAX_CONNECTIONS={connections}: one waiting stream would stop all others",
+            "unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more",
+        ),
+    )
+    reachable = all(all(row) for row in gpus["peer access"])
+    peers = (
+        (
+            reachable,
+            "GPUs of this machine cannot write each other's memory",
+            "run ranks on GPUs joined by NVLink or one PCIe root; check `nvidia-smi topo -p2p w`",
+        ),
+    )
+    links = gpus["nvlinks"]
+    nvlink = ((bool(links) and min(links) > 0, "no active NVLink", "nothing: a matter of boards"),)
+    alone = len(devices) < 2
+    one = ((not alone, "one GPU is visible: there is no peer to push to", "make more visible"),)
+    return Ladder(
+        "CUDA tensors between ranks of one host",
+        (
+            Rung(
+                "tide: copy engines, one multicast copy to all peers",
+                found(*base, *one, *peers, *nvlink, *multicast(devices, environment)),
+            ),
+            Rung(
+                "tide: copy engines, one copy to each peer over NVLink",
+                found(*base, *one, *peers, *nvlink),
+            ),
+            Rung("tide: copy engines, one copy to each peer over PCIe", found(*base, *one, *peers)),
+            Rung("stock: NCCL, layout copies by FSDP2", ()),
+        ),
+    )
+
+
+def multicast(devices: list[Facts], environment: Facts) -> list[tuple[bool, str, str]]:
+    off = [n for n, value in MULTICAST_SWITCHES.items() if environment.get(n) == value]
+    capable = all(device.get("multicast") for device in devices)
+    return [
+        (
+            capable,
+            "a GPU has no multicast: no NVSwitch, or the fabric manager does not run",
+            "on a machine with NVSwitch: systemctl start nvidia-fabricmanager",
+        ),
+        (not off, f"{', '.join(off)} forbids multicast", f"unset {', '.join(off)}"),
+    ]
+
+
+def between(facts: Facts, serves_hosts: bool, hosts: int) -> Ladder:
+    network, host = facts["network"], facts["host"]
+    ports = network["rdma ports"]
+    active = [port for port in ports if port["state"] == "ACTIVE"]
+    states = ", ".join(f"{port['device']} is {port['state']}" for port in ports)
+    memlock = host["memlock"]
+    ucx = facts["versions"]["ucx"]
+    base = (
+        (serves_hosts, "this build of tide serves one host", "install a tide that serves several"),
+        (bool(ucx), "UCX was not found", "pip install libucx-cu13, or install UCX 1.21"),
+    )
+    rdma = (
+        *base,
+        (
+            bool(active),
+            f"no active RDMA port ({states})" if ports else "no RDMA device on this machine",
+            "bring a port up (ibstat)" if ports else "needs InfiniBand or RoCE adapters",
+        ),
+        (
+            memlock == "unlimited" or memlock >= 1024 * MEBIBYTE,
+            f"only {memlock} bytes may be locked, RDMA memory must be",
+            "ulimit -l unlimited (containers: --ulimit memlock=-1)",
+        ),
+    )
+    devices = facts["gpus"]["devices"]
+    direct = (
+        (bool(devices), "no GPU here", "nothing to change"),
+        (
+            network["nvidia_peermem"] or all(d.get("dma-buf") for d in devices),
+            "adapters cannot reach GPU memory: neither dma-buf nor nvidia_peermem",
+            "modprobe nvidia_peermem, or a driver with dma-buf (open kernel modules)",
+        ),
+    )
+    gpu = [Rung("tide: puts from GPU memory over RDMA rails", found(*rdma, *direct))]
+    traffic = "between hosts" + ("" if hosts > 1 else " (this launch has one)")
+    return Ladder(
+        traffic,
+        (
+            *(gpu if devices else []),
+            Rung("tide: puts over RDMA rails, staged through host memory", found(*rdma)),
+            Rung("tide: puts over UCX on TCP", found(*base)),
+            Rung("stock: NCCL or gloo, layout copies by FSDP2", ()),
+        ),
+    )

@@ -1,0 +1,154 @@
+"""`tide doctor`: what it finds is what the system says, each obstacle closes its path and no other,
+and ranks that differ are named."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tide import knobs
+from tide.doctor import launches, paths
+
+GPU = {
+    "name": "a GPU",
+    "virtual memory": 1,
+    "handles by descriptor": 1,
+    "dma-buf": 1,
+    "multicast": 1,
+}
+GOOD: dict[str, Any] = {
+    "versions": {"tide extension": "built for torch 2.15", "cuda driver": "13.2", "ucx": "1.22.0"},
+    "host": {
+        "shared memory by descriptor": True,
+        "open files": 4096,
+        "memlock": "unlimited",
+    },
+    "gpus": {
+        "devices": [GPU, GPU],
+        "peer access": [[1, 1], [1, 1]],
+        "nvlinks": [18, 18],
+    },
+    "network": {
+        "rdma ports": [{"device": "mlx5_0:1", "state": "ACTIVE"}],
+        "nvidia_peermem": False,
+    },
+    "environment": {},
+}
+BOTH = ("cpu", "cuda")
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    facts = copy.deepcopy(GOOD)
+    section, name = path.split("/")
+    facts[section][name] = value
+    return facts
+
+
+def taken(facts: dict[str, Any], served: tuple[str, ...] = BOTH) -> list[str]:
+    steps = paths.ladders(facts, served, serves_hosts=True)
+    return [rung.path if (rung := step.taken) else "" for step in steps]
+
+
+def test_a_machine_with_everything_takes_the_best_paths() -> None:
+    for step in paths.ladders(GOOD, BOTH, serves_hosts=True):
+        assert step.taken is step.rungs[0]
+        assert step.better == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "ladder", "rung"),
+    [
+        ("versions/tide extension", "unusable: built for torch 2.14", 0, 1),
+        ("host/open files", 64, 0, 1),
+        ("gpus/devices", [GPU, {**GPU, "multicast": 0}], 1, 1),
+        ("environment/NCCL_NVLS_ENABLE", "0", 1, 1),
+        ("gpus/nvlinks", [0, 0], 1, 2),
+        ("gpus/nvlinks", None, 1, 2),
+        ("gpus/peer access", [[1, 0], [1, 1]], 1, 3),
+        ("environment/CUDA_DEVICE_MAX_CONNECTIONS", "1", 1, 3),
+        ("versions/cuda driver", "12.8", 1, 3),
+        ("network/rdma ports", [], 2, 2),
+        ("network/rdma ports", [{"device": "mlx5_0:1", "state": "DOWN"}], 2, 2),
+        ("host/memlock", 8 << 20, 2, 2),
+        ("versions/ucx", None, 2, 3),
+    ],
+)
+def test_each_obstacle_closes_the_paths_that_need_it(
+    path: str, value: Any, ladder: int, rung: int
+) -> None:
+    facts = changed(path, value)
+    step = paths.ladders(facts, BOTH, serves_hosts=True)[ladder]
+    assert step.taken is step.rungs[rung]
+    for closed in step.better:
+        assert all(obstacle.why and obstacle.change for obstacle in closed.obstacles)
+        assert closed.obstacles
+    if not path.startswith("versions/tide"):
+        # What closes one kind of traffic leaves the others alone.
+        others = [other for at, other in enumerate(taken(facts)) if at != ladder]
+        assert others == [other for at, other in enumerate(taken(GOOD)) if at != ladder]
+
+
+def test_a_build_for_cpus_says_so() -> None:
+    step = paths.ladders(GOOD, ("cpu",), serves_hosts=False)[1]
+    assert step.taken is step.rungs[-1]
+    assert all("serves cpu tensors only" in rung.obstacles[0].why for rung in step.better)
+
+
+def test_ranks_that_differ_are_named() -> None:
+    facts = [{"versions": {"torch": v}, "host": {"name": "a", "boot": "x"}} for v in "1121"]
+    assert launches.differences([*facts, None]) == [
+        "rank 4 sent nothing: not started, or stuck before it",
+        "versions.torch: 1 on ranks 0-1, 3; 2 on rank 2",
+    ]
+
+
+def test_hosts_with_unequal_numbers_of_ranks() -> None:
+    facts = [{"host": {"name": name, "boot": name}} for name in "aab"]
+    (sentence,) = launches.differences(list(facts))
+    assert "a has 2, b has 1" in sentence
+
+
+def test_doctor_alone(tide) -> None:
+    done = tide("doctor", "--json", TIDE_FSDP="gather", TIDE_FSPD="both")
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["facts"]["versions"]["torch"] == torch.__version__
+    assert found["facts"]["versions"]["kernel"] == platform.release()
+    assert found["facts"]["host"]["cores"] == len(os.sched_getaffinity(0))
+    by_name = {knob["name"]: knob for knob in found["knobs"]}
+    assert set(knobs.KNOBS) < set(by_name)
+    assert (by_name["TIDE_FSDP"]["value"], by_name["TIDE_FSDP"]["origin"]) == (
+        "gather",
+        "environment",
+    )
+    assert by_name["TIDE_FSDP"]["default"] == "both"
+    assert by_name["TIDE_FSPD"]["problem"] == "not a knob of tide; did you mean TIDE_FSDP?"
+    assert found["paths"][0]["taken"].startswith("tide")
+
+
+def test_doctor_under_torchrun(tmp_path: Path) -> None:
+    program = f"""
+if [ "$RANK" = 1 ]; then export TIDE_FSDP=gather; fi
+exec {sys.executable} -m tide.cli doctor --json
+"""
+    launch = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    launch += ["--local-addr", "127.0.0.1", "--nproc-per-node", "2", "--no-python"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *launch, "bash", "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["differences"] == ["knobs.TIDE_FSDP: both on rank 0; gather on rank 1"]
