@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -121,6 +122,7 @@ class CMakeBuild(build_ext):
             "-DTIDE_TESTS=OFF",
             f"-DTIDE_TORCH_DIR={torch}",
             f"-DPython3_EXECUTABLE={sys.executable}",
+            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
         if ninja is not None:
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
@@ -152,7 +154,8 @@ class CMakeBuild(build_ext):
         shutil.copyfile(Path(self.build_lib) / "tide" / NOTE, SOURCE / "python" / "tide" / NOTE)
 
 
-check_setuptools()
+if "build_ext" not in sys.argv:  # which makes no wheel
+    check_setuptools()
 setup(
     name="tide",
     version="0.1.0",

@@ -4,6 +4,7 @@
 
 #include "backend/c10d/premultiply.h"
 #include "backend/c10d/process_group_tide.h"
+#include "backend/c10d/work_received.h"
 
 namespace tide {
 namespace {
@@ -21,6 +22,25 @@ const at::Tensor* first_of(const std::vector<std::vector<at::Tensor>>& lists) {
 
 const char* device_type_of(const at::Tensor* tensor) {
   return tensor == nullptr || tensor->device().is_cpu() ? "cpu" : "cuda";
+}
+
+// Gloo's send and recv take a device pointer for one of the host's, which ends the process.
+bool goes_by_host(const c10d::Backend& backend, const std::vector<at::Tensor>& tensors) {
+  return !tensors.empty() && !tensors.front().device().is_cpu() &&
+         backend.getBackendName() == "gloo";
+}
+
+std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> host;
+  for (const at::Tensor& tensor : tensors) host.push_back(tensor.detach().cpu());
+  return host;
+}
+
+std::vector<at::Tensor> shaped_on_host(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> host;
+  for (const at::Tensor& tensor : tensors)
+    host.push_back(at::empty(tensor.sizes(), tensor.options().device(at::kCPU)));
+  return host;
 }
 
 }  // namespace
@@ -143,15 +163,28 @@ WorkPointer ProcessGroupTide::alltoall(std::vector<at::Tensor>& outputs,
 
 WorkPointer ProcessGroupTide::send(std::vector<at::Tensor>& tensors, int destination_rank,
                                    int tag) {
-  return tracked(route(tensors).send(tensors, destination_rank, tag));
+  c10d::Backend& backend = route(tensors);
+  if (!goes_by_host(backend, tensors)) return tracked(backend.send(tensors, destination_rank, tag));
+  std::vector<at::Tensor> host = on_host(tensors);
+  return tracked(backend.send(host, destination_rank, tag));
 }
 
 WorkPointer ProcessGroupTide::recv(std::vector<at::Tensor>& tensors, int source_rank, int tag) {
-  return tracked(route(tensors).recv(tensors, source_rank, tag));
+  c10d::Backend& backend = route(tensors);
+  if (!goes_by_host(backend, tensors)) return tracked(backend.recv(tensors, source_rank, tag));
+  std::vector<at::Tensor> host = shaped_on_host(tensors);
+  WorkPointer work = backend.recv(host, source_rank, tag);
+  return tracked(
+      c10::make_intrusive<WorkReceived>(getRank(), std::move(work), std::move(host), tensors));
 }
 
 WorkPointer ProcessGroupTide::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
-  return tracked(route(tensors).recvAnysource(tensors, tag));
+  c10d::Backend& backend = route(tensors);
+  if (!goes_by_host(backend, tensors)) return tracked(backend.recvAnysource(tensors, tag));
+  std::vector<at::Tensor> host = shaped_on_host(tensors);
+  WorkPointer work = backend.recvAnysource(host, tag);
+  return tracked(
+      c10::make_intrusive<WorkReceived>(getRank(), std::move(work), std::move(host), tensors));
 }
 
 WorkPointer ProcessGroupTide::barrier(const c10d::BarrierOptions& options) {

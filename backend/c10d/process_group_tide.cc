@@ -26,6 +26,12 @@ EngineLinkOptions engine_options(const OptionsTide& options, int rank, int size)
   return link;
 }
 
+// Where inner backends are kept. One serves both devices where it has one name for both, as in
+// c10d.
+std::string place_of(const OptionsTide& options, const std::string& device_type) {
+  return options.inner_cpu == options.inner_cuda ? "cpu" : device_type;
+}
+
 }  // namespace
 
 ProcessGroupTide::ProcessGroupTide(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
@@ -54,10 +60,11 @@ void ProcessGroupTide::check_own_process() const {
 
 BackendPointer ProcessGroupTide::inner(const std::string& device_type) {
   check_own_process();
+  const std::string place = place_of(*options_, device_type);
   std::lock_guard<std::mutex> lock(inner_mutex_);
-  auto found = inners_.find(device_type);
+  auto found = inners_.find(place);
   if (found != inners_.end()) return found->second;
-  BackendPointer made = edge_.make_inner(device_type);
+  BackendPointer made = edge_.make_inner(place);
   TORCH_CHECK(made, "tide group '", options_->group_name, "' has no inner backend for ",
               device_type, " tensors");
   made->setGroupUid(getGroupUid());
@@ -65,13 +72,13 @@ BackendPointer ProcessGroupTide::inner(const std::string& device_type) {
   auto bound = getBoundDeviceId();
   if (bound && c10::DeviceTypeName(bound->type(), true) == device_type)
     made->setBoundDeviceId(bound);
-  inners_.emplace(device_type, made);
+  inners_.emplace(place, made);
   return made;
 }
 
 BackendPointer ProcessGroupTide::inner_if_made(const std::string& device_type) const {
   std::lock_guard<std::mutex> lock(inner_mutex_);
-  auto found = inners_.find(device_type);
+  auto found = inners_.find(place_of(*options_, device_type));
   return found == inners_.end() ? nullptr : found->second;
 }
 

@@ -224,7 +224,7 @@ class ProcessGroupTide : public c10d::Backend {
   const pid_t process_;
 
   mutable std::mutex inner_mutex_;                // guards inners_; held while one is made
-  std::map<std::string, BackendPointer> inners_;  // by device type
+  std::map<std::string, BackendPointer> inners_;  // by device type; "cpu" where one serves both
 
   const std::shared_ptr<StoreAdapter> adapter_;
   EngineLink engine_;
