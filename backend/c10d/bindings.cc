@@ -184,6 +184,7 @@ void bind_backend(py::module_& module) {
       .def("gather", &ProcessGroupTide::gather_planned, py::arg("plan"), py::arg("shards"),
            py::arg("outputs"), NoGil())
       .def("vacate", &ProcessGroupTide::vacate, py::arg("plan"), NoGil())
+      .def("forget", &ProcessGroupTide::forget, py::arg("plan"))
       .def(
           "reduce",
           [](ProcessGroupTide& backend, int plan, std::vector<int> parameters,

@@ -1,5 +1,7 @@
 // FSDP2's parameter groups as the seam plans and runs them, and what the backend tells about
 // itself.
+#include <unistd.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -74,6 +76,10 @@ std::vector<PlanAnswer> ProcessGroupTide::plan(const std::vector<PlanRequest>& r
     return std::vector<PlanAnswer>(requests.size(), refused);
   }
   std::lock_guard<std::mutex> lock(call_mutex_);
+  {
+    std::lock_guard<std::mutex> forgotten(forgotten_mutex_);
+    for (const int plan : std::exchange(forgotten_, {})) plans_.erase(plan);
+  }
   Result<std::vector<PlanAnswer>> answers = group->plan(requests, prefetch_depth);
   if (!answers.is_ok()) raise(answers.status());
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -144,6 +150,15 @@ void ProcessGroupTide::vacate(int plan) {
   if (plans_.count(plan) == 0) throw_if_error(vacated);
 }
 
+void ProcessGroupTide::forget(int plan) {
+  if (getpid() != process_) return;
+  {
+    std::lock_guard<std::mutex> lock(forgotten_mutex_);
+    forgotten_.push_back(plan);
+  }
+  if (std::shared_ptr<Group> group = engine_.group_if_made()) group->forget(plan);
+}
+
 c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedReduce& call) {
   std::shared_ptr<Group> group = required_group("reduce");
   std::lock_guard<std::mutex> lock(call_mutex_);
@@ -209,7 +224,8 @@ std::map<std::string, int64_t> ProcessGroupTide::counters() const {
           {"bytes_pushed", static_cast<int64_t>(counters.bytes_pushed)},
           {"bytes_copied", static_cast<int64_t>(counters.bytes_copied)},
           {"bytes_summed", static_cast<int64_t>(counters.bytes_summed)},
-          {"arena_bytes", counters.arena_bytes}};
+          {"arena_bytes", counters.arena_bytes},
+          {"plans", counters.plans}};
 }
 
 std::string ProcessGroupTide::flight_record() const {

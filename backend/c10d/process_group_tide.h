@@ -164,6 +164,8 @@ class ProcessGroupTide : public c10d::Backend {
   c10::intrusive_ptr<GatherWork> gather_planned(int plan, const std::vector<at::Tensor>& shards,
                                                 const std::vector<at::Tensor>& outputs);
   void vacate(int plan);
+  // The plan's group is gone. From a finalizer: any thread, takes no lock that a call holds.
+  void forget(int plan);
   struct PlannedReduce {
     int plan = -1;
     std::vector<int> parameters;
@@ -232,6 +234,8 @@ class ProcessGroupTide : public c10d::Backend {
   uint64_t calls_ = 0;
   const std::shared_ptr<KeptTensors> kept_ = std::make_shared<KeptTensors>();
   std::map<int, std::vector<Parameter>> plans_;  // accepted ones, by the engine's number
+  std::mutex forgotten_mutex_;
+  std::vector<int> forgotten_;                               // and still in plans_
   std::vector<std::shared_ptr<const GroupLayout>> layouts_;  // of recent lists, newest last
   mutable std::mutex delegated_mutex_;
   std::map<std::string, std::string> delegated_;

@@ -33,9 +33,14 @@ uint64_t pack_options(int reduce_op, DType output_dtype, bool add_to_output, boo
          static_cast<uint64_t>(add_to_output) << 16 | static_cast<uint64_t>(slot_reuse) << 17;
 }
 
-void Agreement::add_plan(std::string name) {
+void Agreement::add_plan(int plan, std::string name) {
   std::lock_guard<std::mutex> lock(mutex_);
-  plans_.push_back(std::move(name));
+  plans_[plan] = std::move(name);
+}
+
+void Agreement::remove_plan(int plan) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  plans_.erase(plan);
 }
 
 std::string Agreement::describe(const CallRecord& record) const {
@@ -45,11 +50,12 @@ std::string Agreement::describe(const CallRecord& record) const {
     cause.kind = record.cause == CallKind::kAreas ? CallKind::kGather : record.cause;
     return describe(cause) + ", which makes an area";
   }
-  if (record.kind == CallKind::kGather || record.kind == CallKind::kReduce) {
+  if (record.kind == CallKind::kGather || record.kind == CallKind::kReduce || record.plan >= 0) {
+    if (record.kind == CallKind::kPlan) text = "gather (no slot is free)";
     std::lock_guard<std::mutex> lock(mutex_);
-    const bool known = record.plan >= 0 && record.plan < static_cast<int>(plans_.size());
-    return text + " of '" + (known ? plans_[record.plan] : "plan " + std::to_string(record.plan)) +
-           "'";
+    const auto found = plans_.find(record.plan);
+    return text + " of '" +
+           (found == plans_.end() ? "plan " + std::to_string(record.plan) : found->second) + "'";
   }
   if (is_list(record.kind)) {
     return text + " of " + std::to_string(record.tensors) + " tensors (" +

@@ -5,10 +5,10 @@
 // instead of waited for. Thread-safe.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "backend/base/status.h"
 #include "backend/engine/control_page.h"
@@ -21,8 +21,9 @@ class Agreement {
   Agreement(std::shared_ptr<ControlPage> control, std::string group)
       : control_(std::move(control)), group_(std::move(group)) {}
 
-  // Plans are numbered from 0; names are for messages.
-  void add_plan(std::string name);
+  // Names of plans, for messages.
+  void add_plan(int plan, std::string name);
+  void remove_plan(int plan);
 
   struct Answer {
     Status status;  // OK: equal, or the peer has not come to this call yet
@@ -45,7 +46,7 @@ class Agreement {
   const std::shared_ptr<ControlPage> control_;
   const std::string group_;
   mutable std::mutex mutex_;
-  std::vector<std::string> plans_;
+  std::map<int, std::string> plans_;
 };
 
 // What CallRecord::options holds.

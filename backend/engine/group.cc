@@ -196,6 +196,7 @@ GroupCounters GroupImpl::counters() const {
   counters.bytes_copied = context_.bytes_copied;
   counters.bytes_summed = context_.bytes_summed;
   counters.arena_bytes = *arena_bytes_;
+  counters.plans = plan_count_;
   return counters;
 }
 

@@ -88,6 +88,7 @@ struct GroupCounters {  // since creation
   uint64_t bytes_copied = 0;  // own copies, casts, unpacks, moves of Slot-Reuse
   uint64_t bytes_summed = 0;  // read by accumulates
   int64_t arena_bytes = 0;
+  int64_t plans = 0;  // now: made and not retired
 };
 
 class Group {
@@ -101,9 +102,14 @@ class Group {
   // Collective vote over all groups of one root: each accepted group gets a plan, and the arena
   // grows to hold the slots: prefetch_depth + 1 shared ones of the largest group that reshards, one
   // more where staging is leased, one of its own per group that stays unsharded. A refusal on one
-  // rank refuses on all. Drains this rank's operations first.
+  // rank refuses on all. Drains this rank's operations first; what forget() named is retired first.
   virtual Result<std::vector<PlanAnswer>> plan(const std::vector<PlanRequest>& requests,
                                                int prefetch_depth) = 0;
+
+  // The FSDP2 group of this plan is gone: no further call names the plan. It is retired, and its
+  // slots serve others, by the next vote in which every rank has forgotten it and no storage is
+  // bound to them any more: plan(), or a gather that finds no slot. Any thread; waits for nothing.
+  virtual void forget(int plan) = 0;
 
   // kUnsupported with a reason when no slot is free (equal on all ranks, as slots follow call
   // order): go stock this once.

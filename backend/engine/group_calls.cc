@@ -65,9 +65,10 @@ void bind_gradients(const ReduceCall& call, Binding* binding) {
 }  // namespace
 
 Result<GroupImpl::Plan*> GroupImpl::find_plan(int plan, const char* call) {
-  if (plan >= 0 && plan < static_cast<int>(plans_.size())) return &plans_[plan];
-  return invalid(std::string(call) + " of plan " + std::to_string(plan) + ", but the group has " +
-                 std::to_string(plans_.size()) + " plans");
+  const auto found = plans_.find(plan);
+  if (found != plans_.end()) return &found->second;
+  return invalid(std::string(call) + " of plan " + std::to_string(plan) +
+                 ", which is not one of the group's " + std::to_string(plans_.size()) + " plans");
 }
 
 void GroupImpl::advance(const Program& program, Binding* binding) {
@@ -102,6 +103,10 @@ Result<GatherStarted> GroupImpl::gather(const GatherCall& call) {
   if (needs_slot) {
     index = plan.own_slot >= 0 ? plan.own_slot : ring_.take();
     if (index < 0) {
+      TIDE_RETURN_IF_ERROR(look_for_slots(call.plan));
+      index = ring_.take();
+    }
+    if (index < 0) {
       return Status(ErrorKind::kUnsupported,
                     context_.where() + ": no slot is free for gather of " + subject + ": all " +
                         std::to_string(arena_.shared_slots) +
@@ -128,6 +133,7 @@ Result<GatherStarted> GroupImpl::gather(const GatherCall& call) {
   }
   started.lease = std::make_shared<SlotLease>(binding.slot.memory);
   started.slot = index;
+  plan.lease = started.lease;
 
   CallRecord record;
   record.sequence = sequence.value();
@@ -193,10 +199,12 @@ Status GroupImpl::check_reduce(const Plan& plan, const ReduceCall& call) const {
 GroupImpl::Slot* GroupImpl::vacated_slot(const Plan& plan) {
   const int index = plan.vacated_slot;
   if (plan.slot >= 0 || index < 0) return nullptr;
-  Slot& slot = slots_[index];
-  if (slot.is_retired || &plans_[slot.tenant] != &plan) return nullptr;
-  if (slot.is_shared && !ring_.contains(index)) return nullptr;
-  return &slot;
+  const auto found = slots_.find(index);
+  if (found == slots_.end() || found->second.is_retired) return nullptr;
+  const auto tenant = plans_.find(found->second.tenant);
+  if (tenant == plans_.end() || &tenant->second != &plan) return nullptr;
+  if (found->second.is_shared && !ring_.contains(index)) return nullptr;
+  return &found->second;
 }
 
 void GroupImpl::move_gradients(const ReduceCall& call, const Plan& plan, const Slot& slot,

@@ -1,5 +1,6 @@
 // The Group over a blocking fabric. One file per part: group.cc (life, errors, lists' memory),
-// group_plan.cc (votes and slots), group_calls.cc (the collectives).
+// group_plan.cc (votes and slots), group_retire.cc (plans whose groups are gone), group_calls.cc
+// (the collectives).
 //
 // Threads: all state below belongs to the call in progress, but what EngineContext, FlightRecord
 // and the lanes share. Teardown: close() ends lanes, then the completion thread, then the fabric;
@@ -8,8 +9,10 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +41,7 @@ class GroupImpl final : public Group {
 
   Result<std::vector<PlanAnswer>> plan(const std::vector<PlanRequest>& requests,
                                        int prefetch_depth) override;
+  void forget(int plan) override;
   Result<GatherStarted> gather(const GatherCall& call) override;
   Status vacate(int plan) override;
   Result<std::shared_ptr<Operation>> reduce(const ReduceCall& call) override;
@@ -63,9 +67,12 @@ class GroupImpl final : public Group {
     PlanRequest request;
     std::shared_ptr<const GroupLayout> layout;
     Staging staging = Staging::kNone;
-    int own_slot = -1;      // of a group that stays unsharded
-    int slot = -1;          // held now
-    int vacated_slot = -1;  // held last
+    int prefetch_depth = 0;          // of its root
+    bool uses_ring = false;          // its gathers take shared slots
+    int own_slot = -1;               // of a group that stays unsharded
+    int slot = -1;                   // held now
+    int vacated_slot = -1;           // held last
+    std::weak_ptr<SlotLease> lease;  // of its last gather
   };
   struct Slot {
     ArenaRange range;
@@ -96,12 +103,28 @@ class GroupImpl final : public Group {
   int64_t landing_area_bytes() const;
 
   // group_plan.cc
+  // The vote. `cause`: the plan whose gather found no slot, -1 without one; then there are no
+  // requests.
+  Result<std::vector<PlanAnswer>> vote_on(const std::vector<PlanRequest>& requests,
+                                          int prefetch_depth, int cause);
   PlanBallot own_ballot(const std::vector<PlanRequest>& requests, int prefetch_depth) const;
   Result<std::vector<PlanBallot>> exchange(const PlanBallot& ballot, const CallRecord& record);
+  // Null for no bytes. kUnsupported: a rank has no memory for it.
+  Result<std::shared_ptr<ArenaMemory>> make_memory(int64_t bytes);
   Status make_arena(const PlanDecision& decision);
-  void adopt(const std::vector<PlanRequest>& requests, PlanDecision* decision);
+  void retire_shared_slots();
+  void adopt(const std::vector<PlanRequest>& requests, int prefetch_depth, PlanDecision* decision);
   Status drain();
   void give_back(Plan& plan);
+
+  // group_retire.cc
+  // Forgotten plans to whose slots no storage is bound on this rank.
+  std::vector<int> retirable() const;
+  // Those that all ranks named. Returns the bytes of arena that are no longer needed.
+  int64_t retire(const std::vector<int>& plans);
+  int64_t slot_memory_bytes() const;
+  // A vote for the slots that deleted models took along.
+  Status look_for_slots(int plan);
 
   // group_calls.cc
   Result<Plan*> find_plan(int plan, const char* call);
@@ -136,12 +159,20 @@ class GroupImpl final : public Group {
   uint32_t meetings_ = 0;
   std::array<uint32_t, kCounterCount> base_ = {};  // sums of `advance` over all calls so far
 
-  std::vector<Plan> plans_;
-  std::vector<Slot> slots_;
+  std::map<int, Plan> plans_;  // by number, counted over the group's life
+  int next_plan_ = 0;
+  std::map<int, Slot> slots_;  // the same
+  int next_slot_ = 0;
   SlotRing ring_;
   ArenaState arena_;
   ArenaRange staging_;
   ArenaRange landing_;
+  int slotless_calls_to_skip_ = 0;  // until the next look_for_slots()
+  int slotless_pause_ = 0;
+
+  std::atomic<int64_t> plan_count_{0};
+  mutable std::mutex forgotten_mutex_;
+  std::set<int> forgotten_;  // and not retired
 };
 
 }  // namespace tide

@@ -1,5 +1,6 @@
 // Votes over groups, and the slots that they get.
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -13,9 +14,15 @@ Result<std::vector<PlanAnswer>> GroupImpl::plan(const std::vector<PlanRequest>& 
   TIDE_RETURN_IF_ERROR(usable());
   if (prefetch_depth < 0)
     return invalid("prefetch depth must be >= 0, got " + std::to_string(prefetch_depth));
+  return vote_on(requests, prefetch_depth, -1);
+}
+
+Result<std::vector<PlanAnswer>> GroupImpl::vote_on(const std::vector<PlanRequest>& requests,
+                                                   int prefetch_depth, int cause) {
   TIDE_RETURN_IF_ERROR(drain());
   CallRecord record;
   record.kind = CallKind::kPlan;
+  record.plan = cause;
   Result<uint64_t> sequence = next_sequence();
   if (!sequence.is_ok()) return sequence.status();
   record.sequence = sequence.value();
@@ -24,7 +31,11 @@ Result<std::vector<PlanAnswer>> GroupImpl::plan(const std::vector<PlanRequest>& 
   arena_.has_area = staging_.memory != nullptr;  // a call may have made it since
   Result<std::vector<PlanBallot>> ballots = exchange(own_ballot(requests, prefetch_depth), record);
   PlanDecision decision;
-  if (ballots.is_ok()) decision = decide(ballots.value(), arena_);
+  if (ballots.is_ok()) {
+    // No rank has an operation in flight: each drained its own before it sent its ballot.
+    arena_.freed_bytes = retire(retired_by_all(ballots.value()));
+    decision = decide(ballots.value(), arena_);
+  }
   Status error = ballots.is_ok() ? decision.error : ballots.status();
   if (error.is_ok()) error = make_arena(decision);
   if (error.kind() == ErrorKind::kUnsupported) {
@@ -45,7 +56,7 @@ Result<std::vector<PlanAnswer>> GroupImpl::plan(const std::vector<PlanRequest>& 
     return context_.failure.status();
   }
   arena_.prefetch_depth = std::max(arena_.prefetch_depth, prefetch_depth);
-  adopt(requests, &decision);
+  adopt(requests, prefetch_depth, &decision);
   return decision.answers;
 }
 
@@ -66,6 +77,7 @@ PlanBallot GroupImpl::own_ballot(const std::vector<PlanRequest>& requests,
   ballot.available_bytes = options_.arena_limit_bytes > 0
                                ? options_.arena_limit_bytes - process_arena_bytes()
                                : std::numeric_limits<int64_t>::max();
+  ballot.retirable = retirable();
   return ballot;
 }
 
@@ -93,64 +105,86 @@ Result<std::vector<PlanBallot>> GroupImpl::exchange(const PlanBallot& ballot,
   return ballots;
 }
 
-// Slots and staging of the decision in one window. kUnsupported: a rank has no memory, nothing has
-// changed.
-Status GroupImpl::make_arena(const PlanDecision& decision) {
-  if (decision.new_bytes == 0) return Status::ok();
+Result<std::shared_ptr<ArenaMemory>> GroupImpl::make_memory(int64_t bytes) {
+  if (bytes == 0) return std::shared_ptr<ArenaMemory>();
   Result<std::shared_ptr<ArenaMemory>> created =
-      ArenaMemory::create(context_.fabric(), decision.new_bytes, deadline(), arena_bytes_);
-  if (!created.is_ok()) {
-    const Status& reason = created.status();
-    if (reason.kind() == ErrorKind::kTimeout || reason.kind() == ErrorKind::kPeerLost)
-      return reason;
-    return Status(ErrorKind::kUnsupported, reason.message());
-  }
-  const std::shared_ptr<ArenaMemory>& memory = created.value();
-  int64_t offset = 0;
-  const auto add_slot = [&](int64_t bytes, bool shared) {
-    Slot& slot = slots_.emplace_back();
+      ArenaMemory::create(context_.fabric(), bytes, deadline(), arena_bytes_);
+  const ErrorKind kind = created.status().kind();
+  if (created.is_ok() || kind == ErrorKind::kTimeout || kind == ErrorKind::kPeerLost)
+    return created;
+  return Status(ErrorKind::kUnsupported, created.status().message());
+}
+
+// Slots and staging of the decision. A window for each of what goes together: the ring with the
+// last plan that uses it, slots of groups that stay unsharded with their root, staging with the
+// process group. kUnsupported: a rank has no memory, no slot has changed.
+Status GroupImpl::make_arena(const PlanDecision& decision) {
+  int64_t own_bytes = 0;
+  for (const int64_t bytes : decision.own_slot_bytes) own_bytes += bytes;
+  const auto shared = make_memory(decision.new_shared_slots * decision.shared_slot_bytes);
+  if (!shared.is_ok()) return shared.status();
+  const auto own = make_memory(own_bytes);
+  if (!own.is_ok()) return own.status();
+  const auto staging = make_memory(decision.makes_area ? staging_area_bytes() : 0);
+  if (!staging.is_ok()) return staging.status();
+
+  const auto add_slot = [&](const std::shared_ptr<ArenaMemory>& memory, int64_t offset,
+                            int64_t bytes) {
+    Slot& slot = slots_[next_slot_];
     slot.range = {memory, offset, bytes};
-    slot.is_shared = shared;
-    offset += bytes;
-    if (shared) ring_.put(static_cast<int>(slots_.size()) - 1);
+    slot.is_shared = memory == shared.value();
+    if (slot.is_shared) ring_.put(next_slot_);
+    ++next_slot_;
   };
-  if (decision.replaces_shared) {
-    for (size_t i = 0; i < slots_.size(); ++i) {
-      if (!slots_[i].is_shared || slots_[i].is_retired) continue;
-      slots_[i].is_retired = true;
-      ring_.remove(static_cast<int>(i));
-      const bool held =
-          slots_[i].tenant >= 0 && plans_[slots_[i].tenant].slot == static_cast<int>(i);
-      if (!held) slots_[i].range = {};
-    }
-    arena_.shared_slots = 0;
-  }
-  for (int i = 0; i < decision.new_shared_slots; ++i) add_slot(decision.shared_slot_bytes, true);
+  if (decision.replaces_shared) retire_shared_slots();
+  for (int i = 0; i < decision.new_shared_slots; ++i)
+    add_slot(shared.value(), i * decision.shared_slot_bytes, decision.shared_slot_bytes);
   arena_.shared_slots += decision.new_shared_slots;
   arena_.shared_slot_bytes = decision.shared_slot_bytes;
+  int64_t offset = 0;
   for (const int64_t bytes : decision.own_slot_bytes) {
-    if (bytes > 0) add_slot(bytes, false);
+    if (bytes == 0) continue;
+    add_slot(own.value(), offset, bytes);
+    offset += bytes;
   }
-  if (decision.makes_area) staging_ = {memory, offset, staging_area_bytes()};
+  if (decision.makes_area) staging_ = {staging.value(), 0, staging_area_bytes()};
   return Status::ok();
 }
 
-void GroupImpl::adopt(const std::vector<PlanRequest>& requests, PlanDecision* decision) {
+// They never go out again; those that are held go when they are given back.
+void GroupImpl::retire_shared_slots() {
+  for (auto slot = slots_.begin(); slot != slots_.end();) {
+    const auto tenant = plans_.find(slot->second.tenant);
+    const bool held = tenant != plans_.end() && tenant->second.slot == slot->first;
+    if (slot->second.is_shared) {
+      slot->second.is_retired = true;
+      ring_.remove(slot->first);
+    }
+    slot = slot->second.is_retired && !held ? slots_.erase(slot) : std::next(slot);
+  }
+  arena_.shared_slots = 0;
+}
+
+void GroupImpl::adopt(const std::vector<PlanRequest>& requests, int prefetch_depth,
+                      PlanDecision* decision) {
   // make_arena added the slots of their own last, in the requests' order.
-  int next_own_slot = static_cast<int>(slots_.size());
+  int next_own_slot = next_slot_;
   for (const int64_t bytes : decision->own_slot_bytes) next_own_slot -= bytes > 0 ? 1 : 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     PlanAnswer& answer = decision->answers[i];
     if (!answer.accepted) continue;
-    answer.plan = static_cast<int>(plans_.size());
-    Plan& plan = plans_.emplace_back();
+    answer.plan = next_plan_++;
+    Plan& plan = plans_[answer.plan];
     plan.request = requests[i];
     plan.layout = std::make_shared<GroupLayout>(requests[i].parameters, context_.ranks());
     plan.staging = answer.staging;
+    plan.prefetch_depth = prefetch_depth;
     if (decision->own_slot_bytes[i] > 0) plan.own_slot = next_own_slot++;
+    plan.uses_ring = plan.own_slot < 0 && answer.slot_bytes > 0;
     if (answer.staging == Staging::kLeased && plan.own_slot < 0) arena_.shared_leased = true;
-    context_.agreement->add_plan(requests[i].name);
+    context_.agreement->add_plan(answer.plan, requests[i].name);
   }
+  plan_count_ = static_cast<int64_t>(plans_.size());
 }
 
 Status GroupImpl::vacate(int plan) {
@@ -164,13 +198,12 @@ Status GroupImpl::vacate(int plan) {
 
 void GroupImpl::give_back(Plan& plan) {
   if (plan.slot < 0) return;
-  Slot& slot = slots_[plan.slot];
+  const Slot& slot = slots_[plan.slot];
+  plan.vacated_slot = slot.is_retired ? -1 : plan.slot;
   if (slot.is_retired) {
-    slot.range = {};  // operations that still use it hold the memory
-    plan.vacated_slot = -1;
-  } else {
-    if (slot.is_shared) ring_.put(plan.slot);
-    plan.vacated_slot = plan.slot;
+    slots_.erase(plan.slot);  // operations that still use it hold the memory
+  } else if (slot.is_shared) {
+    ring_.put(plan.slot);
   }
   plan.slot = -1;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -166,6 +167,12 @@ void choose_memory(const PlanRequest& request, const GroupLayout& layout, PlanAn
       std::max(answer->slot_bytes, packed_shard_bytes(layout, options) * layout.ranks());
 }
 
+// Both >= 0 but for what a process that is over its limit has available.
+int64_t add_saturated(int64_t available, int64_t freed) {
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  return available > most - freed ? most : available + freed;
+}
+
 // Fills in what the accepted requests need of the arena.
 void size_arena(const std::vector<PlanBallot>& ballots, const ArenaState& arena,
                 PlanDecision* decision) {
@@ -220,6 +227,8 @@ std::string encode(const PlanBallot& ballot) {
   writer.number(ballot.staging_slice_bytes);
   writer.number(ballot.landing_slice_bytes);
   writer.number(ballot.available_bytes);
+  writer.number(static_cast<int64_t>(ballot.retirable.size()));
+  for (const int plan : ballot.retirable) writer.number(plan);
   writer.number(static_cast<int64_t>(ballot.requests.size()));
   for (const PlanRequest& request : ballot.requests) {
     writer.text(request.name);
@@ -247,6 +256,8 @@ Result<PlanBallot> decode(const std::string& bytes) {
   ballot.staging_slice_bytes = reader.number();
   ballot.landing_slice_bytes = reader.number();
   ballot.available_bytes = reader.number();
+  ballot.retirable.resize(static_cast<size_t>(reader.count()));
+  for (int& plan : ballot.retirable) plan = static_cast<int>(reader.number());
   ballot.requests.resize(static_cast<size_t>(reader.count()));
   for (PlanRequest& request : ballot.requests) {
     request.name = reader.text();
@@ -276,6 +287,17 @@ Result<PlanBallot> decode(const std::string& bytes) {
   return ballot;
 }
 
+std::vector<int> retired_by_all(const std::vector<PlanBallot>& ballots) {
+  std::vector<int> retired = ballots[0].retirable;
+  for (const PlanBallot& ballot : ballots) {
+    std::vector<int> both;
+    std::set_intersection(retired.begin(), retired.end(), ballot.retirable.begin(),
+                          ballot.retirable.end(), std::back_inserter(both));
+    retired = std::move(both);
+  }
+  return retired;
+}
+
 PlanDecision decide(const std::vector<PlanBallot>& ballots, const ArenaState& arena) {
   PlanDecision decision;
   const PlanBallot& first = ballots[0];
@@ -300,6 +322,7 @@ PlanDecision decide(const std::vector<PlanBallot>& ballots, const ArenaState& ar
       poorest = rank;
     }
   }
+  available_bytes = add_saturated(available_bytes, arena.freed_bytes);
   for (size_t i = 0; i < first.requests.size(); ++i) {
     PlanAnswer answer;
     answer.reason = refusal(ballots, i);

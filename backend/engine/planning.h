@@ -17,6 +17,8 @@ struct PlanBallot {
   int64_t staging_slice_bytes = 0;
   int64_t landing_slice_bytes = 0;
   int64_t available_bytes = 0;  // of arena in its process
+  // Plans whose groups are gone on this rank, with all storages of their slots. Ascending.
+  std::vector<int> retirable;
 };
 
 std::string encode(const PlanBallot& ballot);
@@ -30,6 +32,7 @@ struct ArenaState {
   bool shared_leased = false;  // a plan leases a shared slot
   int prefetch_depth = -1;     // largest so far
   bool has_area = false;       // of staging
+  int64_t freed_bytes = 0;     // by this vote's retirements: available beside what ballots say
 };
 
 struct PlanDecision {
@@ -43,6 +46,9 @@ struct PlanDecision {
   bool makes_area = false;
   int64_t new_bytes = 0;  // of one rank
 };
+
+// Plans that every rank names.
+std::vector<int> retired_by_all(const std::vector<PlanBallot>& ballots);
 
 // One slot's bytes in a window.
 int64_t align_slot(int64_t bytes);

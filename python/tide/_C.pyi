@@ -56,6 +56,9 @@ class Backend(torch._C._distributed_c10d.Backend):
         """
     def vacate(self, plan: int) -> None:
         """The plan's slot is free from here in call order; no-op when it holds none."""
+    def forget(self, plan: int) -> None:
+        """The plan's group is gone: no call names it any more. A later vote in which all ranks say so retires it,
+        once no storage is bound to its slot. Waits for nothing; may be called by a finalizer."""
     def reduce(
         self,
         plan: int,
@@ -93,7 +96,7 @@ class Backend(torch._C._distributed_c10d.Backend):
         """`output`, flat, gets this rank's shard of each reduced input, one after another in list order."""
 
     def counters(self) -> dict[str, int]:
-        """Since creation: operations, bytes_pushed, bytes_copied, bytes_summed; arena_bytes: held now."""
+        """Since creation: operations, bytes_pushed, bytes_copied, bytes_summed; arena_bytes and plans: held now."""
     def flight_record(self) -> str:
         """JSON: the last operations of tide's own with their state; an empty list before the first."""
     def why_delegated(self) -> dict[str, str]:

@@ -325,7 +325,7 @@ TEST(EngineArguments, AreCheckedBeforeAnythingIsSent) {
   run_ranks(2, {}, [](int rank, Group& group) {
     TIDE_ASSERT_OK(group.plan(layers(2, 2), 1).status());
     EXPECT_THAT(group.gather({7, {}}).status().message(),
-                HasSubstr("plan 7, but the group has 2 plans"));
+                HasSubstr("plan 7, which is not one of the group's 2 plans"));
     EXPECT_THAT(group.gather({0, {}}).status().message(), HasSubstr("wants 1 shards, got 0"));
     EXPECT_THAT(group.vacate(-1).message(), HasSubstr("plan -1"));
     ReduceCall call;

@@ -171,7 +171,7 @@ TEST(ControlPage, ReleasesAreCountedByGeneration) {
 TEST(Agreement, EqualOrNotYetIsFineAndADifferenceIsNamed) {
   TwoPages pages;
   Agreement agreement(pages.a, "dp");
-  agreement.add_plan("layers.3");
+  agreement.add_plan(0, "layers.3");
   CallRecord own = record_of(4);
   own.kind = CallKind::kGather;
   own.plan = 0;

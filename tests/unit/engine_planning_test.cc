@@ -39,6 +39,7 @@ TEST(Planning, BallotsComeThroughUnchangedAndRubbishIsRefused) {
   ballot.requests[1].gradient_dtype = DType::kFloat32;
   ballot.requests[0].parameters[0].shard_dtype = DType::kFloat32;
   ballot.available_bytes = -5;
+  ballot.retirable = {0, 3, 70};
   const std::string bytes = encode(ballot);
   auto decoded = decode(bytes);
   ASSERT_TRUE(decoded.is_ok());
@@ -46,6 +47,7 @@ TEST(Planning, BallotsComeThroughUnchangedAndRubbishIsRefused) {
   EXPECT_EQ(decoded.value().requests[0].refusal, "no");
   EXPECT_TRUE(decoded.value().requests[0].stays_unsharded);
   EXPECT_FALSE(decoded.value().requests[1].serve_gather);
+  EXPECT_EQ(decoded.value().retirable, ballot.retirable);
   for (size_t length = 0; length < bytes.size(); ++length)
     EXPECT_FALSE(decode(bytes.substr(0, length)).is_ok());
   std::mt19937 random(1);
@@ -144,6 +146,26 @@ TEST(Planning, TheArenaLimitRefusesTheLargestFirst) {
   EXPECT_EQ(decision.new_bytes, 3 * align_slot(8'000));
   ballots[0].available_bytes = -1;
   for (const PlanAnswer& answer : decide(ballots, {}).answers) EXPECT_FALSE(answer.accepted);
+}
+
+TEST(Planning, APlanIsRetiredWhenEveryRankNamesIt) {
+  auto ballots = ballots_of(3, {});
+  EXPECT_TRUE(retired_by_all(ballots).empty());
+  ballots[0].retirable = {1, 2, 5, 9};
+  ballots[1].retirable = {0, 2, 5, 9, 11};
+  EXPECT_TRUE(retired_by_all(ballots).empty());
+  ballots[2].retirable = {2, 3, 9};
+  EXPECT_EQ(retired_by_all(ballots), (std::vector<int>{2, 9}));
+}
+
+TEST(Planning, WhatAVoteFreesIsAvailableToIt) {
+  auto ballots = ballots_of(2, {request("a", 1'000, 2)});
+  const int64_t needed = decide(ballots, {}).new_bytes;
+  ballots[1].available_bytes = needed - 100;
+  EXPECT_FALSE(decide(ballots, {}).answers[0].accepted);
+  ArenaState arena;
+  arena.freed_bytes = 100;
+  EXPECT_TRUE(decide(ballots, arena).answers[0].accepted);
 }
 
 TEST(Planning, RanksThatPlanDifferentThingsGetAnError) {

@@ -8,6 +8,7 @@ answers become `GroupRecord`s and, where a direction is served, comm markers on 
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from typing import Any
@@ -123,6 +124,7 @@ class Candidate:
         if not answer.accepted:
             self.refused = record.reason = answer.reason
             return
+        record.forget_at_end(backend, answer.plan)
         if gathers:
             record.gather_backend, record.gather_plan = backend, answer.plan
             record.slot_bytes = answer.slot_bytes
@@ -131,8 +133,13 @@ class Candidate:
             record.staging = answer.staging
 
     def refuse(self, reason: str) -> None:
-        self.record.reason = reason
-        self.record.gather_backend = self.record.reduce_backend = None
+        record = self.record
+        record.reason = reason
+        if record.gather_backend is not None:
+            record.gather_backend.forget(record.gather_plan)
+        if record.reduce_backend is not None:
+            record.reduce_backend.forget(record.reduce_plan)
+        record.gather_backend = record.reduce_backend = None
 
     def mark(self) -> None:
         """Puts tide's comm objects on the group, for the directions that are served."""
@@ -160,6 +167,7 @@ def plan_root(root: Any, modules: Torch) -> None:
     # Before 2.14 torch lists a state once for each of its modules.
     states = list(dict.fromkeys(root._state_ctx.all_states))
     candidates = [Candidate(group, modules) for state in states for group in groups_of(state)]
+    _collect_deleted_models(candidates)
     depth = prefetch_depth(root, states, groups_of)
     requests: dict[int, list[tuple[Candidate, Any, bool, bool]]] = {}
     for candidate in candidates:
@@ -173,6 +181,14 @@ def plan_root(root: Any, modules: Torch) -> None:
     for candidate in candidates:
         candidate.mark()
     _tell_refusals(candidates)
+
+
+def _collect_deleted_models(candidates: list[Candidate]) -> None:
+    """The vote gives back the slots of groups that are gone. FSDP2's modules are cycles, which go
+    when garbage is collected: here, where a process group has planned before."""
+    backends_asked = [backend for c in candidates for backend, _, _ in c.wanted()]
+    if any(backend.counters()["plans"] for backend in backends_asked):
+        gc.collect()
 
 
 def _tell_refusals(candidates: list[Candidate]) -> None:

@@ -8,6 +8,7 @@ thread that runs the module.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,10 @@ class GroupRecord:
     def trainable(self) -> bool:
         return any(self.trainable_parameters)
 
+    def forget_at_end(self, backend: _C.Backend, plan: int) -> None:
+        """The backend forgets `plan` when this record is gone, and its group with it."""
+        weakref.finalize(self, _forget, weakref.ref(backend), plan).atexit = False
+
     def vacate(self) -> None:
         """The slot is free from here in call order. Its storages must have been released."""
         if not self.holds_slot or self.gather_backend is None:
@@ -94,6 +99,12 @@ class GroupRecord:
         # says why.
         with contextlib.suppress(dist.DistBackendError):
             self.gather_backend.vacate(self.gather_plan)
+
+
+def _forget(backend: weakref.ref[_C.Backend], plan: int) -> None:
+    alive = backend()
+    if alive is not None:
+        alive.forget(plan)
 
 
 def record_of(group: Any) -> GroupRecord | None:
