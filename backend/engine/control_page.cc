@@ -12,8 +12,6 @@ constexpr int64_t kDescriptorWords = 4;
 constexpr int64_t kPostingWords = 2;
 constexpr int64_t kTableWords = kHeaderWords + kTableTensors * (kDescriptorWords + kPostingWords);
 
-int64_t counter_bytes(int ranks) { return kControlCounterCount * ranks * kLine; }
-
 // Words behind the counters: calls published, records, two tables, releases.
 constexpr int64_t kCallsWord = 0;
 constexpr int64_t kFirstRecord = 8;
@@ -48,19 +46,26 @@ const char* call_kind_name(CallKind kind) {
   return "call";
 }
 
+int64_t ControlPage::counter_bytes(int ranks) { return kControlCounterCount * ranks * kLine; }
+
 int64_t ControlPage::bytes(int ranks) {
   return counter_bytes(ranks) + kAllWords * static_cast<int64_t>(sizeof(Word));
 }
 
-ControlPage::ControlPage(std::shared_ptr<Window> window, int rank, int ranks)
-    : window_(std::move(window)), rank_(rank), ranks_(ranks) {
+ControlPage::ControlPage(std::shared_ptr<Window> window, int rank, int ranks,
+                         std::shared_ptr<Window> counters)
+    : window_(std::move(window)), counters_(std::move(counters)), rank_(rank), ranks_(ranks) {
   static_assert(sizeof(Word) == 8 && Word::is_always_lock_free,
                 "words are shared between processes");
-  for (int r = 0; r < ranks; ++r) pages_.push_back(static_cast<char*>(window_->peer(r)));
+  for (int r = 0; r < ranks; ++r) {
+    pages_.push_back(static_cast<char*>(window_->peer(r)));
+    counter_pages_.push_back(counters_ ? static_cast<char*>(counters_->peer(r)) : pages_.back());
+  }
 }
 
 uint32_t* ControlPage::word(int owner, int counter, int from) const {
-  return reinterpret_cast<uint32_t*>(pages_[owner] +
+  const std::vector<char*>& pages = counter == kMeetCounter ? pages_ : counter_pages_;
+  return reinterpret_cast<uint32_t*>(pages[owner] +
                                      (static_cast<int64_t>(counter) * ranks_ + from) * kLine);
 }
 

@@ -6,6 +6,9 @@
 //   tables    into its own page: the tensors of the list call or reduce that runs, one a direction
 //   releases  into its own page: which allocations it has dropped
 //
+// Over a fabric that enqueues, the program's counters lie in a second window, in memory that
+// streams wait on and the processor never reads; everything else stays where it can.
+//
 // Ring of records: a call is overwritten kRecords calls later. A call may only be published once
 // this rank's call kRecords earlier is done, and a call is only done here when every peer has
 // compared it, so nobody misses one. Tables: a direction's calls run one after another, and the
@@ -94,14 +97,18 @@ struct Posting {
 class ControlPage {
  public:
   static int64_t bytes(int ranks);
+  static int64_t counter_bytes(int ranks);
 
-  // `window` has bytes(ranks) bytes; kept.
-  ControlPage(std::shared_ptr<Window> window, int rank, int ranks);
+  // `window` has bytes(ranks) bytes; kept. So is `counters` (counter_bytes) where the program's
+  // counters have a window of their own.
+  ControlPage(std::shared_ptr<Window> window, int rank, int ranks,
+              std::shared_ptr<Window> counters = nullptr);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
-  // The word of `counter` at `owner` that `from` writes.
+  // The word of `counter` at `owner` that `from` writes; not to be read where there is a window of
+  // counters, kMeetCounter aside.
   uint32_t* word(int owner, int counter, int from) const;
 
   void publish(const CallRecord& record);
@@ -132,9 +139,11 @@ class ControlPage {
   int64_t table_words(Direction direction) const;
 
   std::shared_ptr<Window> window_;
+  std::shared_ptr<Window> counters_;
   int rank_;
   int ranks_;
-  std::vector<char*> pages_;  // by rank
+  std::vector<char*> pages_;          // by rank
+  std::vector<char*> counter_pages_;  // likewise; pages_ where counters have no window of their own
 };
 
 }  // namespace tide

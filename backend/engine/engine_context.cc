@@ -11,7 +11,11 @@ const char* control_counter_name(int counter) {
 
 EngineContext::EngineContext(std::string name, std::unique_ptr<Fabric> fabric,
                              std::chrono::milliseconds timeout)
-    : name_(std::move(name)), fabric_(std::move(fabric)), timeout_(timeout.count()) {}
+    : name_(std::move(name)),
+      fabric_(std::move(fabric)),
+      enqueuing_(fabric_->capabilities().blocking ? nullptr
+                                                  : dynamic_cast<EnqueuingFabric*>(fabric_.get())),
+      timeout_(timeout.count()) {}
 
 std::string EngineContext::where() const {
   return "group '" + name_ + "', rank " + std::to_string(rank());
@@ -19,6 +23,14 @@ std::string EngineContext::where() const {
 
 std::string EngineContext::describe(const OperationState& operation) const {
   std::string text = operation.name();
+  if (enqueuing_ != nullptr) {
+    // A wait's text begins with its operation's name (enqueuing_executor.cc).
+    for (const std::string& what : enqueuing_->standing_in()) {
+      if (what.rfind(text + ": ", 0) == 0)
+        return text + ", waiting for" + what.substr(text.size() + 1);
+    }
+    return text;
+  }
   const WaitingFor waiting = operation.waiting();
   if (waiting.counter < 0 || !control) return text;
   const uint32_t got =
@@ -36,6 +48,10 @@ void EngineContext::break_group(const Status& reason, bool tell_peers) {
 
 void EngineContext::peer_failed(int peer, const Status& reason) {
   std::string running;
+  if (enqueuing_ != nullptr) {
+    for (const std::string& what : enqueuing_->standing_in())
+      running += (running.empty() ? " while in " : " and in ") + what;
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const std::shared_ptr<OperationState>& operation : running_) {
@@ -46,6 +62,23 @@ void EngineContext::peer_failed(int peer, const Status& reason) {
   break_group(Status(ErrorKind::kPeerLost, where() + ": rank " + std::to_string(peer) + " failed" +
                                                running + ": " + reason.message()),
               false);
+}
+
+void EngineContext::wait_failed(const Status& reason) {
+  // Agreement's and the check's sentences are complete.
+  if (reason.kind() != ErrorKind::kTimeout || !control) {
+    break_group(reason, true);
+    return;
+  }
+  std::string calls;
+  for (int r = 0; r < ranks(); ++r) {
+    calls += (r == 0 ? "" : ", ") + std::string("rank ") + std::to_string(r) + " " +
+             std::to_string(control->calls(r));
+  }
+  break_group(
+      Status(reason.kind(), reason.message() + "; calls made: " + calls +
+                                " (a rank with fewer is stopped, slow or has left one out)"),
+      true);
 }
 
 void EngineContext::set_running(Lane lane, std::shared_ptr<OperationState> operation) {

@@ -15,7 +15,7 @@
 #include "backend/engine/control_page.h"
 #include "backend/engine/failure.h"
 #include "backend/engine/operation_state.h"
-#include "transports/fabric.h"
+#include "transports/enqueuing_fabric.h"
 
 namespace tide {
 
@@ -39,6 +39,10 @@ class EngineContext {
   int rank() const { return fabric_->rank(); }
   int ranks() const { return fabric_->size(); }
   Fabric& fabric() const { return *fabric_; }
+  // Null over a blocking fabric.
+  EnqueuingFabric* enqueuing() const { return enqueuing_; }
+  // The blocking fabric of the same ranks: for meetings, and what the processor reads.
+  Fabric& host() const { return enqueuing_ != nullptr ? enqueuing_->host() : *fabric_; }
   std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_.load()); }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout.count(); }
 
@@ -53,6 +57,8 @@ class EngineContext {
   void break_group(const Status& reason, bool tell_peers);
   // The fabric's listener.
   void peer_failed(int peer, const Status& reason);
+  // The listener of a fabric that enqueues.
+  void wait_failed(const Status& reason);
 
   // What a lane runs now (null: nothing), for peer_failed().
   void set_running(Lane lane, std::shared_ptr<OperationState> operation);
@@ -68,6 +74,7 @@ class EngineContext {
  private:
   const std::string name_;
   const std::unique_ptr<Fabric> fabric_;
+  EnqueuingFabric* const enqueuing_;
   std::atomic<int64_t> timeout_;
   std::mutex mutex_;
   std::array<std::shared_ptr<OperationState>, kLaneCount> running_;

@@ -16,8 +16,8 @@ bool runs_in(Direction direction, Lane lane) {
 
 }  // namespace
 
-Executor::Executor(EngineContext* context)
-    : context_(context), compared_(static_cast<size_t>(context->ranks())) {
+Executor::Executor(EngineContext* context, Fabric* fabric)
+    : context_(context), fabric_(fabric), compared_(static_cast<size_t>(context->ranks())) {
   guard_.failed = context->failure.flag();
   guard_.check = [this] { return check_wait(waiting_from_); };
 }
@@ -55,8 +55,7 @@ Status Executor::run(OperationState& operation, Lane lane) {
 
 Status Executor::run_move(OperationState& operation) {
   const std::vector<CopyBlock>& moves = operation.binding().moves;
-  TIDE_RETURN_IF_ERROR(
-      context_->fabric().copy(kMoveQueue, moves.data(), static_cast<int>(moves.size())));
+  TIDE_RETURN_IF_ERROR(fabric_->copy(kMoveQueue, moves.data(), static_cast<int>(moves.size())));
   uint64_t bytes = 0;
   for (const CopyBlock& block : moves) bytes += static_cast<uint64_t>(block.rows * block.row_bytes);
   context_->bytes_copied += bytes;
@@ -173,12 +172,12 @@ Status Executor::signal(int queue, int counter, int peer, uint32_t value) {
   const int own = context_->rank();
   if (peer != kAllPeers) {
     const int owner = peer == kSelf ? own : peer;
-    return context_->fabric().signal(queue, context_->control->word(owner, counter, own), value);
+    return fabric_->signal(queue, context_->control->word(owner, counter, own), value);
   }
   for (int k = 1; k < context_->ranks(); ++k) {
     const int owner = (own + k) % context_->ranks();
     TIDE_RETURN_IF_ERROR(
-        context_->fabric().signal(queue, context_->control->word(owner, counter, own), value));
+        fabric_->signal(queue, context_->control->word(owner, counter, own), value));
   }
   return Status::ok();
 }
@@ -189,7 +188,7 @@ Status Executor::wait(int queue, int counter, int from, uint32_t value) {
   if (static_cast<int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0) {
     waiting_from_ = from;
     if (call_.operation != nullptr) call_.operation->set_waiting({counter, from, value});
-    const Status status = context_->fabric().wait(queue, word, value, guard_);
+    const Status status = fabric_->wait(queue, word, value, guard_);
     if (!status.is_ok()) return explain(status, counter, from, value);
     if (call_.operation != nullptr) call_.operation->set_waiting({});
   }
@@ -210,7 +209,7 @@ Status Executor::check_wait(int from) {
     if (needs_table_since_ == Clock::time_point{}) needs_table_since_ = Clock::now();
     if (Clock::now() - needs_table_since_ > kTablePatience) return answer.status;
   }
-  return context_->fabric().peer_status(from);
+  return fabric_->peer_status(from);
 }
 
 Status Executor::explain(const Status& status, int counter, int from, uint32_t value) const {

@@ -14,7 +14,8 @@ namespace tide {
 
 class Executor {
  public:
-  explicit Executor(EngineContext* context);
+  // Meetings and blocking programs; `fabric` is the context's own or its host's.
+  Executor(EngineContext* context, Fabric* fabric);
 
   // All of the operation's steps that belong to `lane`, in list order, after the operations that it
   // depends on.
@@ -23,6 +24,19 @@ class Executor {
   // A meeting of the calling threads: all ranks have published an equal record. `value` counts
   // meetings; `layout` may be null.
   Status meet(const CallRecord& record, uint32_t value, const GroupLayout* layout);
+
+ protected:
+  // Steps that move, add and signal; the enqueuing executor's too.
+  Status copy(const Binding& binding, const Program& program, const Step& step);
+  Status cast(const Binding& binding, const Program& program, const Step& step);
+  Status accumulate(const Binding& binding, const Program& program, const Step& step);
+  Status signal(int queue, int counter, int peer, uint32_t value);
+
+  EngineContext* const context_;
+  Fabric* const fabric_;
+  // Blocks of one fabric call: enough to hide the call, few enough to stay in the cache.
+  size_t batch_ = 128;
+  std::vector<char*> peer_outputs_;  // straight lists: [rank][parameter]
 
  private:
   // What is waited for, and by which call.
@@ -38,17 +52,12 @@ class Executor {
   Status choose_form(OperationState& operation, const Program** program);
   Status resolve_peer_outputs(const Binding& binding);
 
-  Status copy(const Binding& binding, const Program& program, const Step& step);
-  Status cast(const Binding& binding, const Program& program, const Step& step);
-  Status accumulate(const Binding& binding, const Program& program, const Step& step);
-  Status signal(int queue, int counter, int peer, uint32_t value);
   Status wait(int queue, int counter, int from, uint32_t value);
 
   Status check_wait(int from);
   Status explain(const Status& status, int counter, int from, uint32_t value) const;
   void begin(const Call& call);
 
-  EngineContext* const context_;
   Call call_;
   std::vector<char> compared_;  // by rank: its record of this call was equal
   Clock::time_point needs_table_since_{};
@@ -58,7 +67,6 @@ class Executor {
   std::vector<CopyBlock> copies_;
   std::vector<CastBlock> casts_;
   std::vector<AccumulateBlock> sums_;
-  std::vector<char*> peer_outputs_;  // straight lists: [rank][parameter]
 };
 
 }  // namespace tide

@@ -7,9 +7,6 @@
 namespace tide {
 namespace {
 
-// Blocks of one fabric call: enough to hide the call, few enough to stay in the cache.
-constexpr size_t kBatch = 128;
-
 int64_t element_bytes(const Binding& binding, Direction direction, int p) {
   return dtype_bytes(direction == Direction::kReduce ? binding.gradient_dtypes[p]
                                                      : binding.layout->parameter(p).dtype);
@@ -96,15 +93,13 @@ Status Executor::copy(const Binding& binding, const Program& program, const Step
                          from.pitch(block, bytes)});
       moved += static_cast<uint64_t>(block.rows * block.row_numel * bytes);
     }
-    if (copies_.size() + 3 > kBatch) {
-      TIDE_RETURN_IF_ERROR(
-          context_->fabric().copy(queue, copies_.data(), static_cast<int>(copies_.size())));
+    if (copies_.size() + 3 > batch_) {
+      TIDE_RETURN_IF_ERROR(fabric_->copy(queue, copies_.data(), static_cast<int>(copies_.size())));
       copies_.clear();
     }
   }
   if (!copies_.empty()) {
-    TIDE_RETURN_IF_ERROR(
-        context_->fabric().copy(queue, copies_.data(), static_cast<int>(copies_.size())));
+    TIDE_RETURN_IF_ERROR(fabric_->copy(queue, copies_.data(), static_cast<int>(copies_.size())));
   }
   (owner == context_->rank() ? context_->bytes_copied : context_->bytes_pushed) += moved;
   return Status::ok();
@@ -130,17 +125,15 @@ Status Executor::cast(const Binding& binding, const Program& program, const Step
         casts_.push_back({slot + (block.place_begin + row * block.place_pitch) * to_bytes,
                           shard + (block.shard_begin + row * block.shard_pitch) * from_bytes,
                           block.row_numel, parameter.dtype, parameter.shard_dtype});
-        if (casts_.size() < kBatch) continue;
-        TIDE_RETURN_IF_ERROR(
-            context_->fabric().cast(queue, casts_.data(), static_cast<int>(casts_.size())));
+        if (casts_.size() < batch_) continue;
+        TIDE_RETURN_IF_ERROR(fabric_->cast(queue, casts_.data(), static_cast<int>(casts_.size())));
         casts_.clear();
       }
       written += static_cast<uint64_t>(block.rows * block.row_numel * to_bytes);
     }
   }
   if (!casts_.empty()) {
-    TIDE_RETURN_IF_ERROR(
-        context_->fabric().cast(queue, casts_.data(), static_cast<int>(casts_.size())));
+    TIDE_RETURN_IF_ERROR(fabric_->cast(queue, casts_.data(), static_cast<int>(casts_.size())));
   }
   context_->bytes_copied += written;
   return Status::ok();
@@ -155,8 +148,7 @@ Status Executor::accumulate(const Binding& binding, const Program& program, cons
   const auto flush = [&] {
     const size_t count = std::exchange(used, 0);
     if (count == 0) return Status::ok();
-    return context_->fabric().accumulate(queue, sums_.data(), static_cast<int>(count),
-                                         binding.options);
+    return fabric_->accumulate(queue, sums_.data(), static_cast<int>(count), binding.options);
   };
   for (int i = step.first_piece; i < step.last_piece; ++i) {
     const Piece& piece = program.pieces[i];
@@ -188,7 +180,7 @@ Status Executor::accumulate(const Binding& binding, const Program& program, cons
         sum.pad_numel = b + 1 == count && row + 1 == blocks[b].rows ? piece.numel - valid : 0;
         sum.slice_dtype = binding.gradient_dtypes[p];
         sum.output_dtype = binding.output_dtype;
-        if (used == kBatch) TIDE_RETURN_IF_ERROR(flush());
+        if (used == batch_) TIDE_RETURN_IF_ERROR(flush());
       }
     }
     summed += static_cast<uint64_t>(valid * slice_bytes * program.ranks);

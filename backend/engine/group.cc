@@ -28,10 +28,6 @@ const char* refusal_text(Refusal refusal) {
 Result<std::shared_ptr<Group>> Group::create(const GroupOptions& options,
                                              std::unique_ptr<Fabric> fabric,
                                              std::shared_ptr<KeyValueStore> store) {
-  if (!fabric->capabilities().blocking) {
-    return Status(ErrorKind::kUnsupported,
-                  "group '" + options.name + "': a fabric that enqueues has no executor");
-  }
   if (options.staging_slice_bytes < 64 || options.landing_slice_bytes < 64) {
     return Status(ErrorKind::kInvalidUse,
                   "group '" + options.name + "': slices must have at least 64 bytes, got " +
@@ -49,7 +45,9 @@ GroupImpl::GroupImpl(const GroupOptions& options, std::unique_ptr<Fabric> fabric
       context_(options.name, std::move(fabric), options.timeout),
       completion_(std::make_shared<CompletionThread>()),
       lanes_(&context_),
-      caller_(&context_),
+      enqueuing_(context_.enqueuing() != nullptr ? std::make_unique<EnqueuingExecutor>(&context_)
+                                                 : nullptr),
+      caller_(&context_, &context_.host()),
       vote_(std::move(store), context_.rank(), context_.ranks()),
       programs_(context_.rank()),
       arena_bytes_(std::make_shared<std::atomic<int64_t>>(0)) {}
@@ -59,14 +57,25 @@ GroupImpl::~GroupImpl() { close(); }
 Status GroupImpl::open() {
   context_.fabric().on_peer_failure(
       [this](int rank, const Status& reason) { context_.peer_failed(rank, reason); });
-  Result<std::shared_ptr<Window>> window =
-      context_.fabric().create_window(ControlPage::bytes(context_.ranks()), deadline());
-  if (!window.is_ok()) {
+  const auto make = [this](Fabric& fabric, int64_t bytes) -> Result<std::shared_ptr<Window>> {
+    Result<std::shared_ptr<Window>> window = fabric.create_window(bytes, deadline());
+    if (window.is_ok()) return window;
     const Status& reason = window.status();
     return Status(reason.kind(), context_.where() + ": no control page: " + reason.message());
+  };
+  Result<std::shared_ptr<Window>> window =
+      make(context_.host(), ControlPage::bytes(context_.ranks()));
+  TIDE_RETURN_IF_ERROR(window.status());
+  std::shared_ptr<Window> counters;
+  if (EnqueuingFabric* fabric = context_.enqueuing()) {
+    fabric->on_wait_failure([this](const Status& reason) { context_.wait_failed(reason); });
+    Result<std::shared_ptr<Window>> made =
+        make(*fabric, ControlPage::counter_bytes(context_.ranks()));
+    TIDE_RETURN_IF_ERROR(made.status());
+    counters = made.value();
   }
   context_.control =
-      std::make_shared<ControlPage>(window.value(), context_.rank(), context_.ranks());
+      std::make_shared<ControlPage>(window.value(), context_.rank(), context_.ranks(), counters);
   context_.agreement = std::make_unique<Agreement>(context_.control, options_.name);
   context_.allocations = std::make_unique<Allocations>(context_.control);
   return Status::ok();
@@ -76,6 +85,11 @@ Status GroupImpl::usable() const {
   TIDE_RETURN_IF_ERROR(context_.failure.status());
   if (closed_) return invalid("the group is closed");
   return Status::ok();
+}
+
+Status GroupImpl::usable(void* stream) const {
+  TIDE_RETURN_IF_ERROR(usable());
+  return enqueuing_ ? context_.enqueuing()->check_stream(stream) : Status::ok();
 }
 
 Status GroupImpl::invalid(const std::string& text) const {
@@ -91,14 +105,18 @@ Result<uint64_t> GroupImpl::next_sequence() {
 }
 
 std::shared_ptr<OperationState> GroupImpl::start(CallRecord record, std::string subject,
-                                                 Binding binding, Lane lane) {
+                                                 Binding binding, Lane lane, void* stream) {
   auto operation = std::make_shared<OperationState>(record, std::move(subject), completion_);
   const bool moves = !binding.moves.empty();
   operation->binding() = std::move(binding);
-  operation->expect(moves ? 2 : 1, 1);
+  operation->expect(enqueuing_ ? enqueuing_->lanes(operation->binding()) : moves ? 2 : 1, 1);
   context_.control->publish(record);
   flight_record_.add(operation);
   ++operations_;
+  if (enqueuing_) {
+    enqueuing_->run(operation, stream);
+    return operation;
+  }
   if (moves) lanes_.submit(Lane::kMove, operation);
   lanes_.submit(lane, operation);
   return operation;
@@ -230,12 +248,16 @@ void GroupImpl::close() {
         true);
   }
   lanes_.stop();
-  completion_->stop();
+  if (!enqueuing_) completion_->stop();
   // A goodbye alone would leave a peer that has not heard of the failure with "rank closed the
   // group".
   const Status failed = context_.failure.status();
   if (!failed.is_ok()) context_.fabric().fail(failed);
   context_.fabric().close();
+  if (enqueuing_) {  // no queue and no thread of the fabric uses anything any more
+    enqueuing_->drop_kept();
+    completion_->stop();
+  }
   if (context_.allocations) context_.allocations->clear();
   slots_.clear();
   staging_ = {};

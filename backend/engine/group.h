@@ -6,6 +6,10 @@
 // kept, every later call returns it, every operation in flight ends with it, peers are told.
 // close() returns within a second or two, also after an error; memory that storages still use stays
 // mapped until their SlotLease or shared_ptr<void> is gone.
+//
+// Streams. Over a fabric that enqueues, a call's `stream` is the caller's: what was enqueued on it
+// comes before the operation, and Operation::release orders a stream behind it. Nothing but plan(),
+// allocate() and the first use of an area waits for the device. Elsewhere streams are ignored.
 #pragma once
 
 #include <chrono>
@@ -62,6 +66,7 @@ class SlotLease;
 struct GatherCall {
   int plan = -1;
   std::vector<const void*> shards;  // one per parameter of the plan: its padded shard, shard_dtype
+  void* stream = nullptr;           // see Group
 };
 struct GatherStarted {
   std::shared_ptr<Operation> operation;
@@ -80,6 +85,7 @@ struct ReduceCall {
   AccumulateOptions options;
   // Move the gradients into the slot that this plan vacated last, read them there.
   bool slot_reuse = false;
+  void* stream = nullptr;  // see Group
 };
 
 struct GroupCounters {  // since creation
@@ -114,22 +120,25 @@ class Group {
   // kUnsupported with a reason when no slot is free (equal on all ranks, as slots follow call
   // order): go stock this once.
   virtual Result<GatherStarted> gather(const GatherCall& call) = 0;
-  // The plan's slot is free from here in call order (the storages are unbound). No-op when it holds
-  // none.
-  virtual Status vacate(int plan) = 0;
+  // The plan's slot is free from here in call order (the storages are unbound), and in the order of
+  // the stream that used it. No-op when it holds none.
+  virtual Status vacate(int plan, void* stream = nullptr) = 0;
   virtual Result<std::shared_ptr<Operation>> reduce(const ReduceCall& call) = 0;
 
   // Coalesced calls: lists of (output, input) pairs described by `layout` (names: "tensor 3").
   // `allocations` as returned by allocate() make a gather straight when every rank's outputs lie in
-  // them.
+  // them. Over a fabric that enqueues they must, at the same offsets on all ranks; kUnsupported
+  // where this rank's do not.
   virtual Result<std::shared_ptr<Operation>> gather_list(std::shared_ptr<const GroupLayout> layout,
                                                          const std::vector<const void*>& inputs,
-                                                         const std::vector<void*>& outputs) = 0;
+                                                         const std::vector<void*>& outputs,
+                                                         void* stream = nullptr) = 0;
   virtual Result<std::shared_ptr<Operation>> reduce_list(std::shared_ptr<const GroupLayout> layout,
                                                          const std::vector<const void*>& inputs,
                                                          const std::vector<void*>& outputs,
                                                          DType output_dtype,
-                                                         const AccumulateOptions& options) = 0;
+                                                         const AccumulateOptions& options,
+                                                         void* stream = nullptr) = 0;
 
   // Collective, same order and sizes on all ranks: zeroed memory that peers can write, freed with
   // the last copy.

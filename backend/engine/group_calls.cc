@@ -46,6 +46,16 @@ uint64_t hash_of_gradients(const ReduceCall& call) {
   return hash;
 }
 
+// Over a fabric that enqueues, peers' outputs are taken to lie where the own ones do; a rank whose
+// lie elsewhere is in another call.
+uint64_t hash_of_postings(uint64_t hash, const std::vector<Posting>& postings) {
+  for (const Posting& posting : postings) {
+    hash = hash_combine(hash, static_cast<uint64_t>(posting.allocation + 1));
+    hash = hash_combine(hash, static_cast<uint64_t>(posting.offset));
+  }
+  return hash;
+}
+
 // A reduce's memory, by the layout's parameters; `binding` has its layout.
 void bind_gradients(const ReduceCall& call, Binding* binding) {
   const auto size = static_cast<size_t>(binding->layout->size());
@@ -83,7 +93,7 @@ void GroupImpl::use_slot(Slot& slot, const std::shared_ptr<OperationState>& oper
 
 Result<GatherStarted> GroupImpl::gather(const GatherCall& call) {
   std::lock_guard<std::mutex> calling(call_mutex_);
-  TIDE_RETURN_IF_ERROR(usable());
+  TIDE_RETURN_IF_ERROR(usable(call.stream));
   Result<Plan*> found = find_plan(call.plan, "gather");
   if (!found.is_ok()) return found.status();
   Plan& plan = *found.value();
@@ -97,7 +107,7 @@ Result<GatherStarted> GroupImpl::gather(const GatherCall& call) {
   }
 
   // An exception may have left it unvacated; then its place in the ring counts from here.
-  give_back(plan);
+  TIDE_RETURN_IF_ERROR(give_back(plan, call.stream));
   const bool needs_slot = layout.slot_bytes() > 0;
   int index = -1;
   if (needs_slot) {
@@ -125,6 +135,7 @@ Result<GatherStarted> GroupImpl::gather(const GatherCall& call) {
   if (needs_slot) {
     binding.slot = slots_[index].range;
     binding.after = slots_[index].users;
+    binding.vacated = slots_[index].vacated;
     for (int p = 0; p < layout.size(); ++p) {
       started.places.push_back(binding.slot.at(context_.rank()) + layout.slot_offset(p));
     }
@@ -143,7 +154,7 @@ Result<GatherStarted> GroupImpl::gather(const GatherCall& call) {
   record.program_hash = binding.program->hash;
   record.tensors = static_cast<uint64_t>(layout.size());
   record.bytes = static_cast<uint64_t>(layout.shard_bytes());
-  const auto operation = start(record, subject, std::move(binding), Lane::kGather);
+  const auto operation = start(record, subject, std::move(binding), Lane::kGather, call.stream);
   if (needs_slot) {
     plan.slot = index;
     slots_[index].tenant = call.plan;
@@ -223,7 +234,7 @@ void GroupImpl::move_gradients(const ReduceCall& call, const Plan& plan, const S
 
 Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   std::lock_guard<std::mutex> calling(call_mutex_);
-  TIDE_RETURN_IF_ERROR(usable());
+  TIDE_RETURN_IF_ERROR(usable(call.stream));
   Result<Plan*> found = find_plan(call.plan, "reduce");
   if (!found.is_ok()) return found.status();
   Plan& plan = *found.value();
@@ -270,8 +281,12 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
   binding.staging = leased ? slot->range : staging_;
   bind_gradients(call, &binding);
   if (moves) move_gradients(call, plan, *slot, &binding);
-  if (leased || moves) binding.after = slot->users;
-  auto operation = start(record, "'" + plan.request.name + "'", std::move(binding), Lane::kReduce);
+  if (leased || moves) {
+    binding.after = slot->users;
+    binding.vacated = slot->vacated;
+  }
+  auto operation =
+      start(record, "'" + plan.request.name + "'", std::move(binding), Lane::kReduce, call.stream);
   if (leased || moves) {
     use_slot(*slot, operation);
     if (slot->is_shared) ring_.touch(plan.vacated_slot);
@@ -297,7 +312,7 @@ Status GroupImpl::check_list(const char* call, const GroupLayout& layout, size_t
 // Where the outputs lie in allocations, when all of them do.
 void GroupImpl::post_outputs(Binding* binding) {
   const GroupLayout& layout = *binding->layout;
-  if (layout.size() > kTableTensors) return;
+  if (!enqueuing_ && layout.size() > kTableTensors) return;  // peers read them in the table
   std::vector<Posting> postings(static_cast<size_t>(layout.size()));
   for (int p = 0; p < layout.size(); ++p) {
     const int64_t bytes =
@@ -313,9 +328,10 @@ void GroupImpl::post_outputs(Binding* binding) {
 
 Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const GroupLayout> layout,
                                                           const std::vector<const void*>& inputs,
-                                                          const std::vector<void*>& outputs) {
+                                                          const std::vector<void*>& outputs,
+                                                          void* stream) {
   std::lock_guard<std::mutex> calling(call_mutex_);
-  TIDE_RETURN_IF_ERROR(usable());
+  TIDE_RETURN_IF_ERROR(usable(stream));
   TIDE_RETURN_IF_ERROR(check_list("gather_list", *layout, inputs.size(), outputs.size()));
   for (const Parameter& parameter : layout->parameters()) {
     if (parameter.dtype == parameter.shard_dtype) continue;
@@ -330,8 +346,10 @@ Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const 
   options.destination = Space::kOutput;
   options.landing_slice_bytes = options_.landing_slice_bytes;
   binding.program = programs_.gather(*layout, options);
-  options.bounced = true;
-  binding.bounced = programs_.gather(*layout, options);
+  if (!enqueuing_) {
+    options.bounced = true;
+    binding.bounced = programs_.gather(*layout, options);
+  }
   for (int p = 0; p < layout->size(); ++p) {
     binding.descriptors.push_back(describe_tensor(*layout, p, layout->parameter(p).dtype));
   }
@@ -341,28 +359,39 @@ Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const 
   record.layout_hash = layout->hash();
   record.tensors = static_cast<uint64_t>(layout->size());
   record.bytes = static_cast<uint64_t>(layout->shard_bytes());
-  if (binding.bounced->areas > 0) {
+  if (binding.bounced && binding.bounced->areas > 0) {
     TIDE_RETURN_IF_ERROR(ensure_area(record, binding, &landing_, landing_area_bytes()));
+  }
+  binding.landing = landing_;
+  binding.shards = inputs;
+  binding.outputs = outputs;
+  post_outputs(&binding);
+  if (enqueuing_) {
+    if (binding.postings.empty() && layout->ranks() > 1) {
+      return Status(
+          ErrorKind::kUnsupported,
+          context_.where() +
+              ": outputs wanted in memory that peers can write: from tide.empty, or given "
+              "to tide.register with their inputs");
+    }
+    record.layout_hash = hash_of_postings(record.layout_hash, binding.postings);
   }
   Result<uint64_t> sequence = next_sequence();
   if (!sequence.is_ok()) return sequence.status();
   record.sequence = sequence.value();
   advance(*binding.program, &binding);
-  binding.landing = landing_;
-  binding.shards = inputs;
-  binding.outputs = outputs;
-  post_outputs(&binding);
   return std::shared_ptr<Operation>(
-      start(record, list_subject(*layout), std::move(binding), Lane::kGather));
+      start(record, list_subject(*layout), std::move(binding), Lane::kGather, stream));
 }
 
 Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const GroupLayout> layout,
                                                           const std::vector<const void*>& inputs,
                                                           const std::vector<void*>& outputs,
                                                           DType output_dtype,
-                                                          const AccumulateOptions& accumulate) {
+                                                          const AccumulateOptions& accumulate,
+                                                          void* stream) {
   std::lock_guard<std::mutex> calling(call_mutex_);
-  TIDE_RETURN_IF_ERROR(usable());
+  TIDE_RETURN_IF_ERROR(usable(stream));
   TIDE_RETURN_IF_ERROR(check_list("reduce_list", *layout, inputs.size(), outputs.size()));
   Binding binding;
   binding.layout = layout;
@@ -396,7 +425,7 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const 
   binding.output_dtype = output_dtype;
   binding.options = accumulate;
   return std::shared_ptr<Operation>(
-      start(record, list_subject(*layout), std::move(binding), Lane::kReduce));
+      start(record, list_subject(*layout), std::move(binding), Lane::kReduce, stream));
 }
 
 }  // namespace tide

@@ -1,6 +1,6 @@
-// The Group over a blocking fabric. One file per part: group.cc (life, errors, lists' memory),
-// group_plan.cc (votes and slots), group_retire.cc (plans whose groups are gone), group_calls.cc
-// (the collectives).
+// The Group over a fabric of either kind. One file per part: group.cc (life, errors, lists'
+// memory), group_plan.cc (votes and slots), group_retire.cc (plans whose groups are gone),
+// group_calls.cc (the collectives).
 //
 // Threads: all state below belongs to the call in progress, but what EngineContext, FlightRecord
 // and the lanes share. Teardown: close() ends lanes, then the completion thread, then the fabric;
@@ -19,6 +19,7 @@
 #include "backend/engine/arena.h"
 #include "backend/engine/completion_thread.h"
 #include "backend/engine/engine_context.h"
+#include "backend/engine/enqueuing_executor.h"
 #include "backend/engine/executor.h"
 #include "backend/engine/flight_record.h"
 #include "backend/engine/group.h"
@@ -43,16 +44,18 @@ class GroupImpl final : public Group {
                                        int prefetch_depth) override;
   void forget(int plan) override;
   Result<GatherStarted> gather(const GatherCall& call) override;
-  Status vacate(int plan) override;
+  Status vacate(int plan, void* stream) override;
   Result<std::shared_ptr<Operation>> reduce(const ReduceCall& call) override;
   Result<std::shared_ptr<Operation>> gather_list(std::shared_ptr<const GroupLayout> layout,
                                                  const std::vector<const void*>& inputs,
-                                                 const std::vector<void*>& outputs) override;
+                                                 const std::vector<void*>& outputs,
+                                                 void* stream) override;
   Result<std::shared_ptr<Operation>> reduce_list(std::shared_ptr<const GroupLayout> layout,
                                                  const std::vector<const void*>& inputs,
                                                  const std::vector<void*>& outputs,
                                                  DType output_dtype,
-                                                 const AccumulateOptions& options) override;
+                                                 const AccumulateOptions& options,
+                                                 void* stream) override;
   Result<std::shared_ptr<void>> allocate(int64_t bytes) override;
 
   GroupCounters counters() const override;
@@ -80,16 +83,19 @@ class GroupImpl final : public Group {
     bool is_retired = false;  // a larger one took its place; it never rejoins the ring
     int tenant = -1;          // plan that holds it or held it last
     std::vector<std::shared_ptr<OperationState>> users;  // what the next user must wait for
+    std::shared_ptr<StreamPoint> vacated;                // and the caller's stream's last use
   };
 
   // group.cc
   Status usable() const;
+  // usable(), and so is the caller's stream where the fabric enqueues.
+  Status usable(void* stream) const;
   Status invalid(const std::string& text) const;
   Deadline deadline() const { return Clock::now() + context_.timeout(); }
   // The call's place in the ring of records; waits for the call that had it before.
   Result<uint64_t> next_sequence();
   std::shared_ptr<OperationState> start(CallRecord record, std::string subject, Binding binding,
-                                        Lane lane);
+                                        Lane lane, void* stream);
   // `call`: of a list or reduce that meets over its areas, published for messages; its lane must be
   // idle.
   Status meet(CallRecord record, const Binding* call);
@@ -115,7 +121,7 @@ class GroupImpl final : public Group {
   void retire_shared_slots();
   void adopt(const std::vector<PlanRequest>& requests, int prefetch_depth, PlanDecision* decision);
   Status drain();
-  void give_back(Plan& plan);
+  Status give_back(Plan& plan, void* stream);
 
   // group_retire.cc
   // Forgotten plans to whose slots no storage is bound on this rank.
@@ -146,7 +152,8 @@ class GroupImpl final : public Group {
   std::shared_ptr<CompletionThread> completion_;
   FlightRecord flight_record_;
   Lanes lanes_;
-  Executor caller_;  // meetings
+  std::unique_ptr<EnqueuingExecutor> enqueuing_;  // null over a blocking fabric
+  Executor caller_;                               // meetings
   Vote vote_;
   ProgramCache programs_;
   std::shared_ptr<std::atomic<int64_t>> arena_bytes_;

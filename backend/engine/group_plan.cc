@@ -187,25 +187,31 @@ void GroupImpl::adopt(const std::vector<PlanRequest>& requests, int prefetch_dep
   plan_count_ = static_cast<int64_t>(plans_.size());
 }
 
-Status GroupImpl::vacate(int plan) {
+Status GroupImpl::vacate(int plan, void* stream) {
   std::lock_guard<std::mutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable());
   Result<Plan*> found = find_plan(plan, "vacate");
   if (!found.is_ok()) return found.status();
-  give_back(*found.value());
-  return Status::ok();
+  return give_back(*found.value(), stream);
 }
 
-void GroupImpl::give_back(Plan& plan) {
-  if (plan.slot < 0) return;
-  const Slot& slot = slots_[plan.slot];
+Status GroupImpl::give_back(Plan& plan, void* stream) {
+  if (plan.slot < 0) return Status::ok();
+  Slot& slot = slots_[plan.slot];
   plan.vacated_slot = slot.is_retired ? -1 : plan.slot;
+  Status used;
+  if (enqueuing_) {
+    auto point = context_.enqueuing()->point_of_stream(stream);
+    used = point.status();
+    if (point.is_ok()) slot.vacated = point.value();
+  }
   if (slot.is_retired) {
     slots_.erase(plan.slot);  // operations that still use it hold the memory
   } else if (slot.is_shared) {
     ring_.put(plan.slot);
   }
   plan.slot = -1;
+  return used;
 }
 
 }  // namespace tide

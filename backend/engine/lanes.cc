@@ -29,7 +29,7 @@ void Lanes::stop() {
 
 void Lanes::loop(Lane lane) {
   Worker& worker = workers_[static_cast<size_t>(lane)];
-  Executor executor(context_);
+  Executor executor(context_, &context_->fabric());
   std::unique_lock<std::mutex> lock(worker.mutex);
   for (;;) {
     worker.changed.wait(lock, [&] { return worker.stopping || !worker.queue.empty(); });

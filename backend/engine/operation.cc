@@ -56,6 +56,30 @@ Status OperationState::wait_read() {
   return status_;
 }
 
+Status OperationState::release(void* user_stream) {
+  if (!is_enqueued_) return wait(std::nullopt);
+  if (is_done()) return status();
+  for (const QueuePoint& end : ends_) TIDE_RETURN_IF_ERROR(end.point->release(user_stream));
+  return Status::ok();
+}
+
+Status OperationState::release_read(void* user_stream) {
+  if (!is_enqueued_) return wait_read();
+  if (is_done()) return status();
+  for (const QueuePoint& read : reads_) TIDE_RETURN_IF_ERROR(read.point->release(user_stream));
+  return Status::ok();
+}
+
+void OperationState::set_points(std::vector<QueuePoint> ends, std::vector<QueuePoint> reads) {
+  is_enqueued_ = true;
+  ends_ = std::move(ends);
+  reads_ = std::move(reads);
+}
+
+std::vector<OperationState::QueuePoint> OperationState::ends() const {
+  return is_done() ? std::vector<QueuePoint>() : ends_;
+}
+
 void OperationState::on_done(std::function<void(const Status&)> callback) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -109,6 +133,10 @@ void OperationState::lane_done(const Status& status) {
     done_.store(true, std::memory_order_release);
   }
   changed_.notify_all();
+  if (is_enqueued_) {
+    // On a thread of the fabric: memory that ends with the binding is unmapped elsewhere.
+    completion_->post([kept = std::make_shared<Binding>(std::move(dropped))] {});
+  }
   for (std::function<void(const Status&)>& callback : callbacks) {
     completion_->post([callback = std::move(callback), result] { callback(result); });
   }

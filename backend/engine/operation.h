@@ -30,6 +30,12 @@ class Operation {
   // read (reduce), or own shards have been read (gather). Never later than wait().
   virtual Status wait_read() = 0;
 
+  // Over a fabric that enqueues: what the user's stream gets from here on comes behind this
+  // operation (behind its reads: see wait_read). The host does not wait; the error is the one that
+  // has broken the group so far. Elsewhere as the waits above.
+  virtual Status release(void* user_stream) = 0;
+  virtual Status release_read(void* user_stream) = 0;
+
   // Runs `callback` once, on the group's completion thread, or at once when already done. Must not
   // block.
   virtual void on_done(std::function<void(const Status&)> callback) = 0;

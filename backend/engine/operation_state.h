@@ -24,7 +24,7 @@
 #include "backend/engine/operation.h"
 #include "backend/layout/group_layout.h"
 #include "backend/plan/program.h"
-#include "transports/fabric.h"
+#include "transports/enqueuing_fabric.h"
 
 namespace tide {
 
@@ -54,8 +54,10 @@ struct Binding {
   DType output_dtype = DType::kBytes;
   AccumulateOptions options;
 
-  // Users of the same slot, earlier in call order.
+  // Users of the same slot, earlier in call order, and the caller's own use of it (a point of its
+  // stream where it let go).
   std::vector<std::shared_ptr<OperationState>> after;
+  std::shared_ptr<StreamPoint> vacated;
   std::vector<std::shared_ptr<void>> holds;  // allocations that the outputs lie in
 };
 
@@ -80,6 +82,8 @@ class OperationState final : public Operation {
   Status status() const override;
   Status wait(std::optional<std::chrono::milliseconds> timeout) override;
   Status wait_read() override;
+  Status release(void* user_stream) override;
+  Status release_read(void* user_stream) override;
   void on_done(std::function<void(const Status&)> callback) override;
 
   // For the calling thread, before the first lane gets it: how many lanes run it, and how many of
@@ -94,6 +98,17 @@ class OperationState final : public Operation {
   void wait_moved();
   // The last lane completes the operation, with the first error that a lane brought.
   void lane_done(const Status& status);
+
+  // Over a fabric that enqueues, from the calling thread once all is enqueued; queue numbers and
+  // the points behind this operation on them. What is bound is then let go of on the completion
+  // thread.
+  struct QueuePoint {
+    int queue = 0;
+    std::shared_ptr<StreamPoint> point;
+  };
+  void set_points(std::vector<QueuePoint> ends, std::vector<QueuePoint> reads);
+  // Empty once done.
+  std::vector<QueuePoint> ends() const;
 
   void set_waiting(const WaitingFor& waiting);
   WaitingFor waiting() const;
@@ -113,6 +128,9 @@ class OperationState final : public Operation {
   const std::shared_ptr<CompletionThread> completion_;
 
   Binding binding_;
+  bool is_enqueued_ = false;
+  std::vector<QueuePoint> ends_;
+  std::vector<QueuePoint> reads_;
   std::atomic<bool> started_{false};
   std::atomic<bool> done_{false};
   std::atomic<bool> read_{false};

@@ -70,7 +70,7 @@ struct Rank {
   uint32_t* at(int peer, int64_t index) const { return word_at(window->peer(peer), index); }
   void finish(int queue) const {
     std::atomic<bool> passed{false};
-    ASSERT_TRUE(fabric->mark(queue, [&] { passed = true; }).is_ok());
+    ASSERT_TRUE(fabric->mark(queue, [&](bool) { passed = true; }).is_ok());
     ASSERT_TRUE(becomes_true([&] { return passed.load(); }));
   }
 };

@@ -29,10 +29,23 @@ struct Buffers {
       : inputs(tensors, std::vector<uint8_t>(4096)), outputs(tensors, std::vector<uint8_t>(4096)) {}
 };
 
+// Of this rank's group, made before the calls that differ.
+thread_local std::unique_ptr<Outputs> outputs_of_rank;
+
+void run_list_ranks(int ranks, const WorldOptions& options,
+                    const std::function<void(int, Group&)>& body) {
+  run_ranks(ranks, options, [&](int rank, Group& group) {
+    outputs_of_rank = std::make_unique<Outputs>(group, 16 * 4096);
+    body(rank, group);
+    outputs_of_rank.reset();
+  });
+}
+
 Status gather_list(Group& group, const std::shared_ptr<GroupLayout>& layout) {
   Buffers buffers(static_cast<size_t>(layout->size()));
-  auto operation =
-      group.gather_list(layout, pointers(buffers.inputs), mutable_pointers(buffers.outputs));
+  std::vector<void*> outputs;
+  for (int p = 0; p < layout->size(); ++p) outputs.push_back(outputs_of_rank->at(p * 4096));
+  auto operation = group.gather_list(layout, pointers(buffers.inputs), outputs);
   return operation.is_ok() ? operation.value()->wait() : operation.status();
 }
 
@@ -50,11 +63,13 @@ Status reduce_list(Group& group, const std::shared_ptr<GroupLayout>& layout,
 void expect_error_everywhere(const std::function<Status(int, Group&)>& body,
                              const std::string& wanted) {
   const auto begin = Clock::now();
-  run_ranks(3, {}, [&](int rank, Group& group) {
+  run_list_ranks(3, {}, [&](int rank, Group& group) {
     const Status status = body(rank, group);
     ASSERT_FALSE(status.is_ok()) << "rank " << rank;
     EXPECT_THAT(status.message(), HasSubstr(wanted)) << "rank " << rank;
-    EXPECT_THAT(status.message(), HasSubstr("group 'test', rank " + std::to_string(rank)));
+    EXPECT_THAT(status.message(),
+                AnyOf(HasSubstr("group 'test', rank " + std::to_string(rank)),
+                      HasSubstr("rank " + std::to_string(rank) + " of group 'test'")));
     EXPECT_EQ(group.error().message(), status.message());
     const Status later = gather_list(group, layout_of({8}, 3));
     EXPECT_EQ(later.message(), status.message());
@@ -210,7 +225,7 @@ TEST(EngineDisagreement, SkippedLastCallEndsAtTheDeadline) {
   WorldOptions options;
   options.group.timeout = 400ms;
   std::atomic<int> ended{0};
-  run_ranks(3, options, [&](int rank, Group& group) {
+  run_list_ranks(3, options, [&](int rank, Group& group) {
     TIDE_ASSERT_OK(gather_list(group, layout_of({8}, 3)));
     if (rank == 1) {
       while (ended < 2) std::this_thread::sleep_for(5ms);
@@ -227,7 +242,7 @@ TEST(EngineDisagreement, SkippedLastCallEndsAtTheDeadline) {
 
 // The same when the rank is gone: at once, not at the deadline.
 TEST(EngineDisagreement, RankThatLeftIsNamedAtOnce) {
-  run_ranks(3, {}, [&](int rank, Group& group) {
+  run_list_ranks(3, {}, [&](int rank, Group& group) {
     TIDE_ASSERT_OK(gather_list(group, layout_of({8}, 3)));
     if (rank == 1) return;
     const Status status = gather_list(group, layout_of({8}, 3));

@@ -194,14 +194,18 @@ TEST(EngineFailure, TimeoutNamesGroupOperationCounterAndRank) {
     const Status early = gathered.started.operation->wait(20ms);
     EXPECT_EQ(early.kind(), ErrorKind::kTimeout);
     EXPECT_TRUE(group.error().is_ok());  // only this wait gave up
-    EXPECT_THAT(group.flight_record(),
-                AllOf(HasSubstr("\"state\": \"running\""), HasSubstr("\"subject\": \"'layers.0'\""),
-                      HasSubstr("waiting for gather_credit from rank 1, wanted 1, got 0")));
+    EXPECT_THAT(
+        group.flight_record(),
+        AllOf(HasSubstr("\"state\": \"running\""), HasSubstr("\"subject\": \"'layers.0'\""),
+              HasSubstr(kOverCuda ? "waiting for gather_credit from rank 1"
+                                  : "waiting for gather_credit from rank 1, wanted 1, got 0")));
     const Status status = gathered.started.operation->wait();
     EXPECT_EQ(status.kind(), ErrorKind::kTimeout);
     EXPECT_THAT(status.message(),
-                HasSubstr("group 'test', rank 0: gather 1 of 'layers.0': waited 300 ms for "
-                          "gather_credit from rank 1, wanted 1, got 0"));
+                HasSubstr(kOverCuda ? "rank 0 of group 'test': waited 300 ms for gather 1 of "
+                                      "'layers.0': gather_credit from rank 1, wanted counter 1"
+                                    : "group 'test', rank 0: gather 1 of 'layers.0': waited 300 ms "
+                                      "for gather_credit from rank 1, wanted 1, got 0"));
     EXPECT_EQ(group.gather({0, pointers(gathered.shards)}).status().message(), status.message());
     EXPECT_THAT(group.flight_record(), HasSubstr("\"state\": \"failed\""));
     ++ended;
@@ -209,6 +213,7 @@ TEST(EngineFailure, TimeoutNamesGroupOperationCounterAndRank) {
 }
 
 TEST(EngineFailure, ALostPeerEndsEveryOperationInFlight) {
+  if (kOverCuda) GTEST_SKIP() << "a rank of the host fabric cannot die alone in one process";
   for (int repetition = 0; repetition < 20; ++repetition) {
     std::vector<Fabric*> fabrics;
     run_ranks(
@@ -272,8 +277,9 @@ TEST(EngineFailure, OperationsDoneBeforeTheErrorStayDone) {
 TEST(EngineClose, MemoryInUseOutlivesTheGroup) {
   std::vector<Gathered> kept(2);
   std::vector<std::shared_ptr<void>> allocations(2);
-  std::vector<std::shared_ptr<Group>> groups;
-  run_ranks(2, {}, [&](int rank, Group& group) {
+  WorldOptions options;
+  options.keeps_memory = true;
+  run_ranks(2, options, [&](int rank, Group& group) {
     TIDE_ASSERT_OK(group.plan(layers(1, 2), 1).status());
     TIDE_ASSERT_OK(start_gather(group, 0, rank, 2, &kept[rank]));
     TIDE_ASSERT_OK(kept[rank].started.operation->wait());

@@ -149,6 +149,7 @@ TEST(EngineReduce, ListsEqualTheReference) {
 }
 
 TEST(EngineReduce, MinAndMaxOfLists) {
+  if (kOverCuda) GTEST_SKIP() << "the kernels of the CUDA fabric only add";
   for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
     run_ranks(4, {}, [op](int rank, Group& group) {
       std::mt19937 random(60);

@@ -76,6 +76,7 @@ class AliasedMemory {
 };
 
 TEST(EngineScale, OneTensorBeyondTwoGiB) {
+  if (kOverCuda) GTEST_SKIP() << "outputs would have to be real memory of 4 GiB";
   constexpr int64_t kShard = (int64_t{1} << 30) + 12'345;
   WorldOptions options;
   options.group.landing_slice_bytes = 16 << 20;
@@ -252,6 +253,7 @@ TEST(EngineCounters, StraightListsPushTheMinimumAndCopyOnlyTheOwnShard) {
     TIDE_ASSERT_OK(operation.value()->wait());
     EXPECT_EQ(group.counters().bytes_copied, static_cast<uint64_t>(own));
     EXPECT_EQ(group.counters().bytes_pushed, static_cast<uint64_t>(pushed));
+    if (kOverCuda) return;
     // One rank's plain memory makes all of them bounce.
     operation =
         group.gather_list(layout, pointers(shards), rank == 2 ? mutable_pointers(plain) : straight);

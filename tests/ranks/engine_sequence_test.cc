@@ -187,26 +187,26 @@ TEST(EngineSequence, RandomCallsInOneOrder) {
 TEST(EngineSequence, ManyOperationsInFlight) {
   run_ranks(3, {}, [](int rank, Group& group) {
     constexpr int kCalls = 1300;  // more than the ring of records holds
-    Parameter parameter{"tensor 0", DType::kInt32, 5, 15, 1, DType::kInt32};
+    Parameter parameter{"tensor 0", DType::kFloat32, 5, 15, 1, DType::kFloat32};
     auto layout = std::make_shared<GroupLayout>(std::vector<Parameter>{parameter}, 3);
-    std::vector<std::vector<int32_t>> inputs, gathered, summed;
+    std::vector<std::vector<float>> inputs, summed;
     std::vector<std::shared_ptr<Operation>> operations;
     for (int i = 0; i < kCalls; ++i) {
-      inputs.emplace_back(15, 1000 * rank + i);
-      gathered.emplace_back(15);
+      inputs.emplace_back(15, static_cast<float>(1000 * rank + i));
       summed.emplace_back(5);
     }
+    const Outputs outputs(group, kCalls * 64);
+    const auto gathered = [&](int i) { return static_cast<float*>(outputs.at(i * 64)); };
     for (int i = 0; i < kCalls; ++i) {
-      auto operation =
-          i % 3 == 2
-              ? group.reduce_list(layout, {inputs[i].data()}, {summed[i].data()}, DType::kInt32, {})
-              : group.gather_list(layout, {inputs[i].data()}, {gathered[i].data()});
+      auto operation = i % 3 == 2 ? group.reduce_list(layout, {inputs[i].data()},
+                                                      {summed[i].data()}, DType::kFloat32, {})
+                                  : group.gather_list(layout, {inputs[i].data()}, {gathered(i)});
       TIDE_ASSERT_OK(operation.status());
       operations.push_back(operation.value());
     }
     for (int i = kCalls - 1; i >= 0; --i) {
       TIDE_ASSERT_OK(operations[i]->wait());
-      for (int e = 0; e < 15 && i % 3 != 2; ++e) ASSERT_EQ(gathered[i][e], 1000 * (e / 5) + i);
+      for (int e = 0; e < 15 && i % 3 != 2; ++e) ASSERT_EQ(gathered(i)[e], 1000 * (e / 5) + i);
       for (int e = 0; e < 5 && i % 3 == 2; ++e) ASSERT_EQ(summed[i][e], 3000 + 3 * i);
     }
     EXPECT_EQ(group.counters().operations, static_cast<uint64_t>(kCalls));
@@ -217,12 +217,13 @@ TEST(EngineSequence, CallbacksRunOnceOnAnotherThread) {
   run_ranks(2, {}, [](int, Group& group) {
     Parameter parameter{"tensor 0", DType::kInt32, 1000, 2000, 1, DType::kInt32};
     auto layout = std::make_shared<GroupLayout>(std::vector<Parameter>{parameter}, 2);
-    std::vector<int32_t> input(1000), output(2000);
+    std::vector<int32_t> input(1000);
+    const Outputs output(group, 8000);
     std::atomic<int> calls{0};
     std::mutex mutex;
     std::condition_variable changed;
     for (int i = 0; i < 50; ++i) {
-      auto operation = group.gather_list(layout, {input.data()}, {output.data()});
+      auto operation = group.gather_list(layout, {input.data()}, {output.at(0)});
       TIDE_ASSERT_OK(operation.status());
       operation.value()->on_done([&](const Status& status) {
         EXPECT_TRUE(status.is_ok());

@@ -1,4 +1,6 @@
-// Ranks as threads over the memory fabric: what the engine's tests run on.
+// Ranks as threads: what the engine's tests run on. Every program of such tests is built twice,
+// over the memory fabric and, with TIDE_TEST_OVER_CUDA, over the CUDA fabric with a driver in
+// ordinary memory: the same calls, enqueued instead of run by lanes.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -17,6 +19,10 @@
 
 #include "backend/engine/group.h"
 #include "transports/memory/memory_fabric.h"
+#ifdef TIDE_TEST_OVER_CUDA
+#include "tests/unit/cuda_driver_fake.h"
+#include "transports/cuda/cuda_fabric.h"
+#endif
 
 namespace tide::testing {
 
@@ -46,14 +52,67 @@ class MapStore : public KeyValueStore {
   std::map<std::string, std::string> values_;
 };
 
+#ifdef TIDE_TEST_OVER_CUDA
+inline constexpr bool kOverCuda = true;
+#else
+inline constexpr bool kOverCuda = false;
+#endif
+
 struct WorldOptions {
   GroupOptions group{.name = "test", .timeout = 60s};
   MemoryFabricOptions fabric;
   std::function<void(int rank, GroupOptions&)> per_rank;
+  bool keeps_memory = false;  // `body` keeps memory of the group beyond run_ranks
 };
 
 // Runs `body(rank, group)` on one thread per rank; groups are closed when it returns. Failures are
 // gtest's. `fabrics`: raw fabrics for fault injection, valid while the ranks run.
+#ifdef TIDE_TEST_OVER_CUDA
+// Also: nothing is misused, and no object is left.
+inline void run_ranks(int ranks, const WorldOptions& options,
+                      const std::function<void(int, Group&)>& body,
+                      std::vector<Fabric*>* fabrics = nullptr) {
+  auto owned_driver = std::make_unique<cuda::FakeDriver>();
+  cuda::FakeDriver& driver = *owned_driver;
+  driver.devices = 1;
+  auto store = std::make_shared<MapStore>();
+  std::vector<std::thread> threads;
+  if (fabrics != nullptr) fabrics->resize(static_cast<size_t>(ranks));
+  std::atomic<int> connected{0};
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      GroupOptions group_options = options.group;
+      if (options.per_rank) options.per_rank(rank, group_options);
+      CudaFabricOptions fabric_options;
+      fabric_options.host.rank = rank;
+      fabric_options.host.size = ranks;
+      fabric_options.host.group = group_options.name;
+      fabric_options.host.deadline = Clock::now() + 60s;
+      fabric_options.host.refuse_window = options.fabric.refuse_window
+                                              ? [rank, refuse = options.fabric.refuse_window](
+                                                    int64_t bytes) { return refuse(rank, bytes); }
+                                              : std::function<Status(int64_t)>();
+      fabric_options.api = driver.api(rank);
+      fabric_options.images = cuda::FakeDriver::images();
+      auto fabric = connect_cuda_fabric(fabric_options, *store);
+      ASSERT_TRUE(fabric.is_ok()) << fabric.status().to_string();
+      if (fabrics != nullptr) (*fabrics)[static_cast<size_t>(rank)] = fabric.value().get();
+      auto group = Group::create(group_options, std::move(fabric.value()), store);
+      ASSERT_TRUE(group.is_ok()) << group.status().to_string();
+      for (++connected; fabrics != nullptr && connected < ranks;) std::this_thread::yield();
+      body(rank, *group.value());
+      group.value()->close();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(driver.misuses(), "");
+  if (options.keeps_memory) {
+    (void)owned_driver.release();  // kept memory refers to it
+  } else {
+    EXPECT_EQ(driver.live_objects(), 0);
+  }
+}
+#else
 inline void run_ranks(int ranks, const WorldOptions& options,
                       const std::function<void(int, Group&)>& body,
                       std::vector<Fabric*>* fabrics = nullptr) {
@@ -76,12 +135,34 @@ inline void run_ranks(int ranks, const WorldOptions& options,
   }
   for (std::thread& thread : threads) thread.join();
 }
+#endif
 
 #define TIDE_ASSERT_OK(expression)                                 \
   do {                                                             \
     const ::tide::Status tide_status_ = (expression);              \
     ASSERT_TRUE(tide_status_.is_ok()) << tide_status_.to_string(); \
   } while (0)
+
+// Room for a gather list's outputs: where the fabric enqueues it must be the group's own memory
+// (making it is collective then), else any memory bounces.
+struct Outputs {
+  Outputs(Group& group, int64_t bytes) {
+    if (!kOverCuda) {
+      plain.resize(static_cast<size_t>(bytes));
+      base = plain.data();
+      return;
+    }
+    auto allocated = group.allocate(bytes);
+    EXPECT_TRUE(allocated.is_ok()) << allocated.status().to_string();
+    if (allocated.is_ok()) memory = allocated.value();
+    base = static_cast<uint8_t*>(memory.get());
+  }
+  void* at(int64_t offset) const { return base + offset; }
+
+  std::vector<uint8_t> plain;
+  std::shared_ptr<void> memory;
+  uint8_t* base = nullptr;
+};
 
 // Value of an element of a full tensor, the same on all ranks: what a gather must bring.
 inline uint8_t byte_at(int parameter, int64_t index) {

@@ -150,6 +150,7 @@ class FakeDriver::State {
   std::map<DevicePointer, std::pair<size_t, int>> reserved;      // bytes, process
   std::map<DevicePointer, std::pair<size_t, bool>> mappings;     // bytes, imported
   std::map<Stream, std::unique_ptr<FakeStream>> streams;
+  std::map<Stream, int> stream_process;
   std::vector<std::unique_ptr<FakeStream>>
       graveyard;  // destroyed with work left: they end with the driver
   std::map<Event, std::shared_ptr<std::atomic<bool>>> events;
@@ -265,16 +266,39 @@ DriverApi FakeDriver::api(int process) {
     return kSuccess;
   };
 
+  api.context_synchronize = [this, state, process] {
+    ++synchronisations_;
+    std::vector<Stream> own;
+    {
+      std::lock_guard lock(state->mutex);
+      for (const auto& [stream, owner] : state->stream_process) {
+        if (owner == process) own.push_back(stream);
+      }
+    }
+    for (Stream stream : own) {
+      while (!state->ending) {
+        {
+          std::lock_guard lock(state->mutex);
+          const auto found = state->streams.find(stream);
+          if (found == state->streams.end() || found->second->idle()) break;
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+    return kSuccess;
+  };
+
   api.stream_priority_range = [](int* least, int* greatest) {
     *least = 0;
     *greatest = -5;
     return kSuccess;
   };
-  api.stream_create = [state](Stream* stream, unsigned int, int) {
+  api.stream_create = [state, process](Stream* stream, unsigned int, int) {
     auto made = std::make_unique<FakeStream>(state->ending);
     *stream = reinterpret_cast<Stream>(made.get());
     std::lock_guard lock(state->mutex);
     state->streams[*stream] = std::move(made);
+    state->stream_process[*stream] = process;
     return kSuccess;
   };
   api.stream_destroy = [state](Stream stream) {
@@ -284,6 +308,7 @@ DriverApi FakeDriver::api(int process) {
     if (found == state->streams.end()) return kInvalidHandle;
     gone = std::move(found->second);
     state->streams.erase(found);
+    state->stream_process.erase(stream);
     if (!gone->idle()) state->graveyard.push_back(std::move(gone));
     return kSuccess;
   };
@@ -295,8 +320,8 @@ DriverApi FakeDriver::api(int process) {
     state->stream(stream)->synchronize();
     return kSuccess;
   };
-  api.stream_is_capturing = [](Stream, int* status) {
-    *status = kCaptureNone;
+  api.stream_is_capturing = [this](Stream, int* status) {
+    *status = capturing ? kCaptureNone + 1 : kCaptureNone;
     return kSuccess;
   };
   api.event_create = [state](Event* event, unsigned int) {
@@ -315,6 +340,10 @@ DriverApi FakeDriver::api(int process) {
     {
       std::lock_guard lock(state->mutex);
       state->events[event] = flag;
+    }
+    if (stream == nullptr) {  // events may be recorded there: nothing ever runs on it
+      *flag = true;
+      return kSuccess;
     }
     return enqueue(stream, "event_record", [flag] {
       *flag = true;

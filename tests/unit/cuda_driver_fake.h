@@ -42,6 +42,7 @@ class FakeDriver {
 
   std::atomic<int> devices{2};
   std::atomic<bool> peer_access{true};
+  std::atomic<bool> capturing{false};  // every stream records a graph
 
   class State;
 

@@ -164,7 +164,7 @@ TEST_F(CudaFabricTest, DataComesBeforeItsSignalAndNothingSynchronises) {
     }
     EXPECT_TRUE(becomes_true([&] { return f.is_drained(); }));
     std::atomic<bool> passed{false};
-    ASSERT_TRUE(f.mark(1, [&] { passed = true; }).is_ok());
+    ASSERT_TRUE(f.mark(1, [&](bool) { passed = true; }).is_ok());
     EXPECT_TRUE(becomes_true([&] { return passed.load(); }));
   });
   EXPECT_EQ(driver_.synchronisations(), before);
@@ -187,7 +187,7 @@ TEST_F(CudaFabricTest, BulkIsCutSoThatOthersGetIn) {
   ASSERT_TRUE(fabric(0).copy(0, &block, 1).is_ok());
   EXPECT_EQ(driver_.copies() - before, 4u);
   std::atomic<bool> passed{false};
-  ASSERT_TRUE(fabric(0).mark(0, [&] { passed = true; }).is_ok());
+  ASSERT_TRUE(fabric(0).mark(0, [&](bool) { passed = true; }).is_ok());
   ASSERT_TRUE(becomes_true([&] { return passed.load(); }));
   EXPECT_EQ(std::memcmp(window(1).own(), source.data(), kBytes), 0);
 }
@@ -218,7 +218,7 @@ TEST_F(CudaFabricTest, RectanglesSumsAndCastsReachTheirPlaces) {
                           DType::kBFloat16, DType::kFloat32};
   ASSERT_TRUE(fabric(1).cast(2, &cast, 1).is_ok());
   std::atomic<bool> passed{false};
-  ASSERT_TRUE(fabric(1).mark(2, [&] { passed = true; }).is_ok());
+  ASSERT_TRUE(fabric(1).mark(2, [&](bool) { passed = true; }).is_ok());
   ASSERT_TRUE(becomes_true([&] { return passed.load(); }));
   const auto value = [&](size_t i) {
     const uint32_t bits = static_cast<uint32_t>(rows[i]) << 16;
@@ -339,14 +339,18 @@ TEST_F(CudaFabricTest, StreamsAreOrderedByEvents) {
   ASSERT_EQ(api.stream_create(&user, cuda::kStreamNonBlocking, 0), cuda::kSuccess);
   uint32_t* gate = word_at(window(0).own(), 1);
   api.wait_value(user, reinterpret_cast<cuda::DevicePointer>(gate), 1, cuda::kWaitReached);
-  ASSERT_TRUE(fabric(0).wait_for_stream(2, user).is_ok());
+  auto point = fabric(0).point_of_stream(user);
+  ASSERT_TRUE(point.is_ok());
+  ASSERT_TRUE(fabric(0).wait_for_point(2, *point.value()).is_ok());
   std::atomic<bool> passed{false};
-  ASSERT_TRUE(fabric(0).mark(2, [&] { passed = true; }).is_ok());
+  ASSERT_TRUE(fabric(0).mark(2, [&](bool) { passed = true; }).is_ok());
   std::this_thread::sleep_for(milliseconds(50));
   EXPECT_FALSE(passed);
   ASSERT_TRUE(fabric(0).signal(0, gate, 1).is_ok());
   EXPECT_TRUE(becomes_true([&] { return passed.load(); }));
-  ASSERT_TRUE(fabric(0).release_stream(2, user).is_ok());
+  auto behind = fabric(0).point_of_queue(2);
+  ASSERT_TRUE(behind.is_ok());
+  ASSERT_TRUE(behind.value()->release(user).is_ok());
   EXPECT_TRUE(becomes_true([&] { return api.stream_query(user) == cuda::kSuccess; }));
   api.stream_destroy(user);
 }

@@ -33,6 +33,30 @@ constexpr std::chrono::milliseconds kDrainTime{1000};
 
 DevicePointer address(const void* pointer) { return reinterpret_cast<DevicePointer>(pointer); }
 
+// An event behind the point; freed when the device has passed it.
+class EventPoint final : public StreamPoint {
+ public:
+  EventPoint(std::shared_ptr<DeviceContext> device, cuda::Event event)
+      : device_(std::move(device)), event_(event) {}
+  ~EventPoint() override {
+    const ContextGuard guard(*device_);
+    (void)device_->api().event_destroy(event_);
+  }
+  EventPoint(const EventPoint&) = delete;
+  EventPoint& operator=(const EventPoint&) = delete;
+
+  Status release(void* user_stream) const override {
+    const ContextGuard guard(*device_);
+    return device_->check(
+        device_->api().stream_wait_event(static_cast<cuda::Stream>(user_stream), event_, 0),
+        "cuStreamWaitEvent", "ordering streams");
+  }
+
+ private:
+  const std::shared_ptr<DeviceContext> device_;
+  const cuda::Event event_;
+};
+
 // A yes or no of all ranks; the first refusing rank's reason.
 Status vote(Fabric& host, const Status& own, Deadline deadline) {
   PartExchange exchange;
@@ -84,19 +108,24 @@ class CudaFabricImpl final : public CudaFabric {
 
   Fabric& host() override { return *host_; }
   void on_wait_failure(std::function<void(const Status&)> listener) override;
-  Status mark(int queue, std::function<void()> passed) override;
-  void* stream(int queue) const override {
-    return queues_.at(static_cast<size_t>(queue))->stream();
-  }
-  Status wait_for_stream(int queue, void* user_stream) override;
-  Status release_stream(int queue, void* user_stream) override;
+  Status mark(int queue, std::function<void(bool)> passed) override;
+  void* stream(int queue) override;
   bool is_drained() const override { return !watch_ || watch_->is_drained(); }
+  std::vector<std::string> standing_in() const override {
+    return watch_ ? watch_->standing_in() : std::vector<std::string>();
+  }
+  Status check_stream(void* user_stream) const override;
+  Result<std::shared_ptr<StreamPoint>> point_of_stream(void* user_stream) override;
+  Result<std::shared_ptr<StreamPoint>> point_of_queue(int queue) override;
+  Status wait_for_point(int queue, const StreamPoint& point) override;
 
  private:
   Status usable() const;
-  DeviceQueue& queue_of(int queue) { return *queues_.at(static_cast<size_t>(queue)); }
-  Status launch(int queue, const std::string& kernel, ListBuilder& list);
-  Status order(cuda::Stream first, cuda::Stream then);
+  Status open() const;  // usable(), or failed and not yet closed
+  // Made now if need be; the context is current.
+  Result<DeviceQueue*> queue_of(int queue);
+  Result<DevicePart> allocate(int64_t bytes);
+  Status launch(DeviceQueue& queue, const std::string& kernel, ListBuilder& list);
   bool drain();
 
   const CudaFabricOptions options_;
@@ -111,7 +140,9 @@ class CudaFabricImpl final : public CudaFabric {
   void* progress_ = nullptr;             // host memory: one line a queue
   cuda::Stream poison_stream_ = nullptr;
   cuda::Stream setup_stream_ = nullptr;
-  std::vector<std::unique_ptr<DeviceQueue>> queues_;
+  std::vector<std::unique_ptr<DeviceQueue>> queues_;  // null until the first use
+  DevicePointer queue_progress_ = 0;                  // progress_, as the device sees it
+  int priority_ = 0;
   std::unique_ptr<WaitWatch> watch_;
   std::atomic<bool> closed_{false};
 
@@ -153,16 +184,16 @@ Status CudaFabricImpl::open_queues() {
       api.host_allocate(&progress_, host_bytes, cuda::kHostPortable | cuda::kHostMapped),
       "cuMemHostAlloc", "making progress words"));
   std::memset(progress_, 0, host_bytes);
-  DevicePointer progress = 0;
-  TIDE_RETURN_IF_ERROR(device_->check(api.host_device_pointer(&progress, progress_, 0),
+  TIDE_RETURN_IF_ERROR(device_->check(api.host_device_pointer(&queue_progress_, progress_, 0),
                                       "cuMemHostGetDevicePointer", "making progress words"));
+  // High priority places the few CTAs of local kernels at the next free slot; copies to peers take
+  // no notice of it.
   int least = 0;
-  int greatest = 0;
-  TIDE_RETURN_IF_ERROR(device_->check(api.stream_priority_range(&least, &greatest),
+  TIDE_RETURN_IF_ERROR(device_->check(api.stream_priority_range(&least, &priority_),
                                       "cuCtxGetStreamPriorityRange", "making queues"));
   for (cuda::Stream* stream : {&poison_stream_, &setup_stream_}) {
     TIDE_RETURN_IF_ERROR(
-        device_->check(api.stream_create(stream, cuda::kStreamNonBlocking, greatest),
+        device_->check(api.stream_create(stream, cuda::kStreamNonBlocking, priority_),
                        "cuStreamCreateWithPriority", "making queues"));
   }
   const DevicePointer base = address(words_->own());
@@ -171,16 +202,7 @@ Status CudaFabricImpl::open_queues() {
                      "cuMemsetD8Async", "clearing words"));
   TIDE_RETURN_IF_ERROR(device_->check(api.stream_synchronize(setup_stream_), "cuStreamSynchronize",
                                       "clearing words"));
-  for (int q = 0; q < options_.queues; ++q) {
-    auto queue = std::make_unique<DeviceQueue>(device_, size());
-    // High priority places the few CTAs of local kernels at the next free slot; copies to peers
-    // take no notice of it.
-    TIDE_RETURN_IF_ERROR(
-        queue->open(greatest, {progress + static_cast<DevicePointer>(q * kLineBytes),
-                               base + static_cast<DevicePointer>((2 + q) * kLineBytes),
-                               base + static_cast<DevicePointer>(kLineBytes)}));
-    queues_.push_back(std::move(queue));
-  }
+  queues_.resize(static_cast<size_t>(options_.queues));
   WaitWatch::Options watch;
   watch.device = device_;
   watch.poison_stream = poison_stream_;
@@ -199,6 +221,22 @@ Status CudaFabricImpl::open_queues() {
   static_assert(WaitWatch::kProgressStride * sizeof(uint32_t) == kLineBytes);
   watch_ = std::make_unique<WaitWatch>(std::move(watch));
   return Status::ok();
+}
+
+Result<DeviceQueue*> CudaFabricImpl::queue_of(int queue) {
+  if (queue < 0 || queue >= static_cast<int>(queues_.size()))
+    return Status(ErrorKind::kInternal, label_ + ": no queue " + std::to_string(queue));
+  std::unique_ptr<DeviceQueue>& kept = queues_[static_cast<size_t>(queue)];
+  if (!kept) {
+    auto made = std::make_unique<DeviceQueue>(device_, size());
+    const DevicePointer words = reinterpret_cast<DevicePointer>(words_->own());
+    TIDE_RETURN_IF_ERROR(
+        made->open(priority_, {queue_progress_ + static_cast<DevicePointer>(queue * kLineBytes),
+                               words + static_cast<DevicePointer>((2 + queue) * kLineBytes),
+                               words + static_cast<DevicePointer>(kLineBytes)}));
+    kept = std::move(made);
+  }
+  return kept.get();
 }
 
 Status CudaFabricImpl::meet_peers(Deadline deadline) {
@@ -235,6 +273,14 @@ Status CudaFabricImpl::meet_peers(Deadline deadline) {
   return answer;
 }
 
+Result<DevicePart> CudaFabricImpl::allocate(int64_t bytes) {
+  Result<DevicePart> part = DevicePart::allocate(device_, bytes);
+  if (part.is_ok() || part.status().kind() != ErrorKind::kSystem || !options_.make_room)
+    return part;
+  options_.make_room();
+  return DevicePart::allocate(device_, bytes);
+}
+
 Result<std::shared_ptr<Window>> CudaFabricImpl::create_window(int64_t bytes, Deadline deadline) {
   TIDE_RETURN_IF_ERROR(usable());
   const ContextGuard guard(*device_);
@@ -246,7 +292,7 @@ Result<std::shared_ptr<Window>> CudaFabricImpl::create_window(int64_t bytes, Dea
     if (bytes <= 0)
       return Status(ErrorKind::kInvalidUse, "a window of " + std::to_string(bytes) + " bytes");
     if (options_.host.refuse_window) TIDE_RETURN_IF_ERROR(options_.host.refuse_window(bytes));
-    Result<DevicePart> part = DevicePart::allocate(device_, bytes);
+    Result<DevicePart> part = allocate(bytes);
     TIDE_RETURN_IF_ERROR(part.status());
     own.push_back(std::move(part.value()));
     return own[0].share();
@@ -283,20 +329,25 @@ Result<std::shared_ptr<Window>> CudaFabricImpl::create_window(int64_t bytes, Dea
 // Steps ------------------------------------------------------------------------------------------
 
 Status CudaFabricImpl::usable() const {
+  TIDE_RETURN_IF_ERROR(open());
+  if (watch_ && watch_->is_poisoned())
+    return {ErrorKind::kPeerLost, label_ + ": the group has failed"};
+  return Status::ok();
+}
+
+Status CudaFabricImpl::open() const {
   if (::getpid() != owner_) {
     return {ErrorKind::kInvalidUse,
             label_ + ": called in a forked child; CUDA does not survive a fork"};
   }
   if (closed_.load(std::memory_order_relaxed))
     return {ErrorKind::kInvalidUse, label_ + ": the fabric is closed"};
-  if (watch_ && watch_->is_poisoned())
-    return {ErrorKind::kPeerLost, label_ + ": the group has failed"};
   return Status::ok();
 }
 
-Status CudaFabricImpl::launch(int queue, const std::string& kernel, ListBuilder& list) {
+Status CudaFabricImpl::launch(DeviceQueue& queue, const std::string& kernel, ListBuilder& list) {
   list.set_poison(static_cast<const uint32_t*>(words_->own()));
-  const Status status = kernels_->launch(queue_of(queue).stream(), kernel, list);
+  const Status status = kernels_->launch(queue.stream(), kernel, list);
   list.clear();
   return status;
 }
@@ -304,7 +355,9 @@ Status CudaFabricImpl::launch(int queue, const std::string& kernel, ListBuilder&
 Status CudaFabricImpl::copy(int queue, const CopyBlock* blocks, int count) {
   TIDE_RETURN_IF_ERROR(usable());
   const ContextGuard guard(*device_);
-  DeviceQueue& to = queue_of(queue);
+  Result<DeviceQueue*> found = queue_of(queue);
+  TIDE_RETURN_IF_ERROR(found.status());
+  DeviceQueue& to = *found.value();
   ListBuilder
       local;  // copies on the own GPU need SMs however they are made: few, and all in one launch
   for (int i = 0; i < count; ++i) {
@@ -313,17 +366,20 @@ Status CudaFabricImpl::copy(int queue, const CopyBlock* blocks, int count) {
     if (place && place->rank != rank()) {
       TIDE_RETURN_IF_ERROR(to.copy(block, place->rank));
     } else if (!local.append(block)) {
-      TIDE_RETURN_IF_ERROR(launch(queue, cuda::pack_kernel(), local));
+      TIDE_RETURN_IF_ERROR(launch(to, cuda::pack_kernel(), local));
       local.append(block);
     }
   }
   TIDE_RETURN_IF_ERROR(to.flush());
-  return launch(queue, cuda::pack_kernel(), local);
+  return launch(to, cuda::pack_kernel(), local);
 }
 
 Status CudaFabricImpl::cast(int queue, const CastBlock* blocks, int count) {
   TIDE_RETURN_IF_ERROR(usable());
   const ContextGuard guard(*device_);
+  Result<DeviceQueue*> found = queue_of(queue);
+  TIDE_RETURN_IF_ERROR(found.status());
+  DeviceQueue& on = *found.value();
   ListBuilder list;
   for (int i = 0; i < count; ++i) {
     const CastBlock& block = blocks[i];
@@ -336,12 +392,12 @@ Status CudaFabricImpl::cast(int queue, const CastBlock* blocks, int count) {
     TIDE_RETURN_IF_ERROR(cuda::can_cast(block.from_dtype, block.to_dtype));
     const std::string kernel = cuda::cast_kernel(block.from_dtype, block.to_dtype);
     if (!list.append(block)) {
-      TIDE_RETURN_IF_ERROR(launch(queue, kernel, list));
+      TIDE_RETURN_IF_ERROR(launch(on, kernel, list));
       list.append(block);
     }
     const bool last_of_kind = i + 1 == count || blocks[i + 1].from_dtype != block.from_dtype ||
                               blocks[i + 1].to_dtype != block.to_dtype;
-    if (last_of_kind) TIDE_RETURN_IF_ERROR(launch(queue, kernel, list));
+    if (last_of_kind) TIDE_RETURN_IF_ERROR(launch(on, kernel, list));
   }
   return Status::ok();
 }
@@ -350,6 +406,9 @@ Status CudaFabricImpl::accumulate(int queue, const AccumulateBlock* blocks, int 
                                   const AccumulateOptions& options) {
   TIDE_RETURN_IF_ERROR(usable());
   const ContextGuard guard(*device_);
+  Result<DeviceQueue*> found = queue_of(queue);
+  TIDE_RETURN_IF_ERROR(found.status());
+  DeviceQueue& on = *found.value();
   int64_t numel = 0;
   for (int i = 0; i < count; ++i) numel += blocks[i].numel;
   ListBuilder list;
@@ -362,7 +421,7 @@ Status CudaFabricImpl::accumulate(int queue, const AccumulateBlock* blocks, int 
     TIDE_RETURN_IF_ERROR(cuda::can_accumulate(block.slice_dtype, block.output_dtype, options));
     const std::string kernel = cuda::accumulate_kernel(block.slice_dtype);
     if (!list.append(block, options)) {
-      TIDE_RETURN_IF_ERROR(launch(queue, kernel, list));
+      TIDE_RETURN_IF_ERROR(launch(on, kernel, list));
       begin_list();
       if (!list.append(block, options)) {
         return {
@@ -373,7 +432,7 @@ Status CudaFabricImpl::accumulate(int queue, const AccumulateBlock* blocks, int 
     const bool last_of_kind = i + 1 == count || blocks[i + 1].slice_dtype != block.slice_dtype ||
                               blocks[i + 1].output_dtype != block.output_dtype;
     if (last_of_kind) {
-      TIDE_RETURN_IF_ERROR(launch(queue, kernel, list));
+      TIDE_RETURN_IF_ERROR(launch(on, kernel, list));
       begin_list();
     }
   }
@@ -385,8 +444,10 @@ Status CudaFabricImpl::signal(int queue, uint32_t* word, uint32_t value) {
   const auto place = window_map_->find(word, sizeof(*word));
   if (!place) return {ErrorKind::kInternal, label_ + ": signal to a word outside every window"};
   const ContextGuard guard(*device_);
-  if (place->rank == rank()) return queue_of(queue).signal_own(address(word), value);
-  return queue_of(queue).signal_peer(place->rank, address(word), value);
+  Result<DeviceQueue*> on = queue_of(queue);
+  TIDE_RETURN_IF_ERROR(on.status());
+  if (place->rank == rank()) return on.value()->signal_own(address(word), value);
+  return on.value()->signal_peer(place->rank, address(word), value);
 }
 
 Status CudaFabricImpl::wait(int queue, const uint32_t* word, uint32_t value,
@@ -398,44 +459,72 @@ Status CudaFabricImpl::wait(int queue, const uint32_t* word, uint32_t value,
             label_ + ": wait for a word outside its own windows (" + guard.what + ")"};
   }
   const ContextGuard context(*device_);
+  Result<DeviceQueue*> on = queue_of(queue);
+  TIDE_RETURN_IF_ERROR(on.status());
   const uint32_t step = watch_->add(queue, address(word), value, guard, nullptr);
-  const Status status = queue_of(queue).wait(step, address(word), value);
+  const Status status = on.value()->wait(step, address(word), value);
   if (!status.is_ok()) watch_->take_back(queue);
   return status;
 }
 
-Status CudaFabricImpl::mark(int queue, std::function<void()> passed) {
-  TIDE_RETURN_IF_ERROR(usable());
+Status CudaFabricImpl::mark(int queue, std::function<void(bool)> passed) {
+  TIDE_RETURN_IF_ERROR(open());
   const ContextGuard context(*device_);
+  Result<DeviceQueue*> on = queue_of(queue);
+  TIDE_RETURN_IF_ERROR(on.status());
   const uint32_t step = watch_->add(queue, 0, 0, WaitGuard(), std::move(passed));
-  const Status status = queue_of(queue).wait(step, 0, 0);
+  const Status status = on.value()->wait(step, 0, 0);
   if (!status.is_ok()) watch_->take_back(queue);
   return status;
 }
 
-Status CudaFabricImpl::order(cuda::Stream first, cuda::Stream then) {
+void* CudaFabricImpl::stream(int queue) {
+  const ContextGuard context(*device_);
+  Result<DeviceQueue*> found = queue_of(queue);
+  return found.is_ok() ? found.value()->stream() : nullptr;
+}
+
+Status CudaFabricImpl::check_stream(void* user_stream) const {
+  const ContextGuard context(*device_);
+  int capturing = cuda::kCaptureNone;
+  TIDE_RETURN_IF_ERROR(device_->check(
+      device_->api().stream_is_capturing(static_cast<cuda::Stream>(user_stream), &capturing),
+      "cuStreamIsCapturing", "looking at the caller's stream"));
+  if (capturing == cuda::kCaptureNone) return Status::ok();
+  return {ErrorKind::kInvalidUse,
+          label_ + ": the stream records a CUDA graph; tide's collectives cannot be part of one"};
+}
+
+Result<std::shared_ptr<StreamPoint>> CudaFabricImpl::point_of_stream(void* user_stream) {
   TIDE_RETURN_IF_ERROR(usable());
   const ContextGuard context(*device_);
   const cuda::DriverApi& api = device_->api();
   cuda::Event event = nullptr;
   TIDE_RETURN_IF_ERROR(device_->check(api.event_create(&event, cuda::kEventWithoutTiming),
                                       "cuEventCreate", "ordering streams"));
-  Status status =
-      device_->check(api.event_record(event, first), "cuEventRecord", "ordering streams");
-  if (status.is_ok())
-    status = device_->check(api.stream_wait_event(then, event, 0), "cuStreamWaitEvent",
-                            "ordering streams");
-  (void)api.event_destroy(event);  // freed when the device has passed it
-  return status;
+  auto point = std::make_shared<EventPoint>(device_, event);
+  TIDE_RETURN_IF_ERROR(
+      device_->check(api.event_record(event, static_cast<cuda::Stream>(user_stream)),
+                     "cuEventRecord", "ordering streams"));
+  return std::shared_ptr<StreamPoint>(std::move(point));
 }
 
-Status CudaFabricImpl::wait_for_stream(int queue, void* user_stream) {
-  return order(static_cast<cuda::Stream>(user_stream), queue_of(queue).stream());
+Result<std::shared_ptr<StreamPoint>> CudaFabricImpl::point_of_queue(int queue) {
+  TIDE_RETURN_IF_ERROR(usable());
+  const ContextGuard context(*device_);
+  Result<DeviceQueue*> on = queue_of(queue);
+  TIDE_RETURN_IF_ERROR(on.status());
+  TIDE_RETURN_IF_ERROR(on.value()->flush());
+  return point_of_stream(on.value()->stream());
 }
 
-Status CudaFabricImpl::release_stream(int queue, void* user_stream) {
-  TIDE_RETURN_IF_ERROR(queue_of(queue).flush());
-  return order(queue_of(queue).stream(), static_cast<cuda::Stream>(user_stream));
+Status CudaFabricImpl::wait_for_point(int queue, const StreamPoint& point) {
+  TIDE_RETURN_IF_ERROR(usable());
+  const ContextGuard context(*device_);
+  Result<DeviceQueue*> on = queue_of(queue);
+  TIDE_RETURN_IF_ERROR(on.status());
+  TIDE_RETURN_IF_ERROR(on.value()->flush());
+  return point.release(on.value()->stream());
 }
 
 // Ends -------------------------------------------------------------------------------------------
@@ -472,8 +561,10 @@ CudaFabricImpl::~CudaFabricImpl() {
 bool CudaFabricImpl::drain() {
   if (!watch_) return true;
   for (int q = 0; q < static_cast<int>(queues_.size()); ++q) {
+    const std::unique_ptr<DeviceQueue>& queue = queues_[static_cast<size_t>(q)];
+    if (!queue) continue;
     const uint32_t step = watch_->add(q, 0, 0, WaitGuard(), nullptr);
-    if (!queue_of(q).wait(step, 0, 0).is_ok()) watch_->take_back(q);
+    if (!queue->wait(step, 0, 0).is_ok()) watch_->take_back(q);
   }
   if (watch_->wait_drained(kDrainTime)) return true;
   watch_->poison();

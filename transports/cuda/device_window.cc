@@ -102,6 +102,8 @@ DeviceWindow::~DeviceWindow() {
   if (map_) map_->remove(reinterpret_cast<void*>(base_));
   if (abandoned_) return;
   const ContextGuard guard(*device_);
+  // Streams of the caller may still read what it was given, and unmapping does not wait for them.
+  if (map_) (void)device_->api().context_synchronize();
   const auto stride = static_cast<size_t>(stride_);
   for (int part = 0; part < mapped_; ++part) {
     (void)device_->api().memory_unmap(base_ + static_cast<size_t>(part) * stride, stride);

@@ -3,7 +3,7 @@
 // however the processes end.
 //
 // A part stays alive while anybody has it mapped, also after its owner's death. Unmapping needs the
-// device idle on it: the last owner of a window drops it when no stream uses it any more.
+// device idle on it: a window's end waits for what its process has enqueued.
 #pragma once
 
 #include <memory>

@@ -82,6 +82,7 @@ tide::Result<DriverApi> fill_driver_api(const Resolve& resolve) {
   need(api.primary_context_release, "cuDevicePrimaryCtxRelease", 11000);
   need(api.context_set_current, "cuCtxSetCurrent", 4000);
   need(api.context_get_current, "cuCtxGetCurrent", 4000);
+  need(api.context_synchronize, "cuCtxSynchronize", 2000);
   need(api.stream_priority_range, "cuCtxGetStreamPriorityRange", 5050);
   need(api.stream_create, "cuStreamCreateWithPriority", 5050);
   need(api.stream_destroy, "cuStreamDestroy", 4000);

@@ -44,6 +44,7 @@ struct DriverApi {
   std::function<Code(Device)> primary_context_release;
   std::function<Code(Context)> context_set_current;
   std::function<Code(Context*)> context_get_current;
+  std::function<Code()> context_synchronize;  // never in a step: before memory is unmapped
 
   std::function<Code(int*, int*)> stream_priority_range;
   std::function<Code(Stream*, unsigned int, int)> stream_create;

@@ -40,7 +40,7 @@ WaitWatch::~WaitWatch() {
 }
 
 uint32_t WaitWatch::add(int queue, DevicePointer word, uint32_t value, WaitGuard guard,
-                        std::function<void()> passed) {
+                        std::function<void(bool)> passed) {
   auto entry = std::make_shared<Entry>();
   entry->word = word;
   entry->value = value;
@@ -87,6 +87,20 @@ bool WaitWatch::wait_drained(std::chrono::milliseconds timeout) const {
   return true;
 }
 
+std::vector<std::string> WaitWatch::standing_in() const {
+  std::vector<std::string> result;
+  std::lock_guard lock(mutex_);
+  for (size_t q = 0; q < queues_.size(); ++q) {
+    for (const std::shared_ptr<Entry>& entry : queues_[q].entries) {
+      const uint32_t at = progress_of(static_cast<int>(q));
+      if (static_cast<int32_t>(at - 2 * entry->step) >= 0) continue;  // passed, not retired yet
+      if (entry->word != 0 && at == 2 * entry->step - 1) result.push_back(entry->guard.what);
+      break;
+    }
+  }
+  return result;
+}
+
 void WaitWatch::wake() {
   std::lock_guard lock(mutex_);
   woken_ = true;
@@ -123,6 +137,8 @@ void WaitWatch::run() {
       }
     }
     if (poisoned_ && Clock::now() >= next_poison) {
+      retire(lock);  // what has passed by itself
+      is_clean_ = false;
       write_poison(lock);
       next_poison = Clock::now() + kRepeat;
     }
@@ -132,7 +148,8 @@ void WaitWatch::run() {
 
 // Drops what the queues have passed.
 void WaitWatch::retire(std::unique_lock<std::mutex>& lock) {
-  std::vector<std::function<void()>> passed;
+  std::vector<std::function<void(bool)>> passed;
+  const bool clean = is_clean_;
   for (size_t q = 0; q < queues_.size(); ++q) {
     Queue& queue = queues_[q];
     while (!queue.entries.empty()) {
@@ -145,7 +162,7 @@ void WaitWatch::retire(std::unique_lock<std::mutex>& lock) {
   }
   if (passed.empty()) return;
   lock.unlock();
-  for (const auto& call : passed) call();
+  for (const auto& call : passed) call(clean);
   lock.lock();
 }
 

@@ -48,9 +48,10 @@ class WaitWatch {
   ~WaitWatch();
 
   // Before the wait is enqueued. `word` is 0 for a mark: nothing is waited for, `passed` is called
-  // when it is passed (from this thread; must not block). Returns n.
+  // when it is passed (from this thread; must not block), with whether that was before any poison
+  // was written. Returns n.
   uint32_t add(int queue, DevicePointer word, uint32_t value, WaitGuard guard,
-               std::function<void()> passed);
+               std::function<void(bool clean)> passed);
   // Takes back the newest entry of the queue: its enqueuing failed.
   void take_back(int queue);
 
@@ -61,6 +62,8 @@ class WaitWatch {
   // Whether every wait and mark has passed.
   bool is_drained() const;
   bool wait_drained(std::chrono::milliseconds timeout) const;
+  // WaitGuard::what of the waits that queues stand in now.
+  std::vector<std::string> standing_in() const;
   // Looks at the guards soon.
   void wake();
   // How many driver calls this thread has made: for tests of "no call without a failure".
@@ -72,7 +75,7 @@ class WaitWatch {
     DevicePointer word = 0;
     uint32_t value = 0;
     WaitGuard guard;
-    std::function<void()> passed;
+    std::function<void(bool)> passed;
     bool reached = false;
     Deadline since{};
     Deadline next_check{};
@@ -97,6 +100,7 @@ class WaitWatch {
   mutable std::condition_variable changed_;
   std::vector<Queue> queues_;
   bool poisoned_ = false;
+  bool is_clean_ = true;  // no poison was written yet
   bool reported_ = false;
   bool woken_ = false;
   bool ending_ = false;
