@@ -10,7 +10,7 @@
 //     poison, sums write NaN, and later calls but mark() are refused
 //   - a window's words may lie in memory that the processor cannot read: host() is a blocking
 //     fabric of the same ranks for what it must
-// No call synchronises host and device but create_window, close and the end of a window.
+// No call synchronises host and device but create_window, settle, close and the end of a window.
 #pragma once
 
 #include <functional>
@@ -52,6 +52,8 @@ class EnqueuingFabric : public Fabric {
   virtual Result<std::shared_ptr<StreamPoint>> point_of_queue(int queue) = 0;
   // What the queue gets from here on comes behind the point.
   virtual Status wait_for_point(int queue, const StreamPoint& point) = 0;
+  // The host waits for everything that this process has enqueued on the device. Never in a step.
+  virtual Status settle() = 0;
 };
 
 }  // namespace tide

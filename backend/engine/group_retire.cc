@@ -34,7 +34,9 @@ int64_t GroupImpl::retire(const std::vector<int>& plans) {
   for (const int number : plans) {
     const auto found = plans_.find(number);
     if (found == plans_.end()) continue;
-    give_back(found->second);
+    // Nobody says on which stream a deleted model was last used.
+    if (enqueuing_ && found->second.slot >= 0) (void)context_.enqueuing()->settle();
+    (void)give_back(found->second, nullptr);
     if (found->second.own_slot >= 0) slots_.erase(found->second.own_slot);
     plans_.erase(found);
     context_.agreement->remove_plan(number);

@@ -118,6 +118,7 @@ class CudaFabricImpl final : public CudaFabric {
   Result<std::shared_ptr<StreamPoint>> point_of_stream(void* user_stream) override;
   Result<std::shared_ptr<StreamPoint>> point_of_queue(int queue) override;
   Status wait_for_point(int queue, const StreamPoint& point) override;
+  Status settle() override;
 
  private:
   Status usable() const;
@@ -525,6 +526,13 @@ Status CudaFabricImpl::wait_for_point(int queue, const StreamPoint& point) {
   TIDE_RETURN_IF_ERROR(on.status());
   TIDE_RETURN_IF_ERROR(on.value()->flush());
   return point.release(on.value()->stream());
+}
+
+Status CudaFabricImpl::settle() {
+  TIDE_RETURN_IF_ERROR(usable());
+  const ContextGuard context(*device_);
+  return device_->check(device_->api().context_synchronize(), "cuCtxSynchronize",
+                        "waiting for the device");
 }
 
 // Ends -------------------------------------------------------------------------------------------
