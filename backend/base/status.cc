@@ -14,6 +14,8 @@ const char* error_kind_name(ErrorKind kind) {
       return "timeout";
     case ErrorKind::kPeerLost:
       return "peer lost";
+    case ErrorKind::kInterrupted:
+      return "interrupted";
     case ErrorKind::kSystem:
       return "system error";
     case ErrorKind::kCuda:

@@ -19,6 +19,7 @@ enum class ErrorKind {
   kUnsupported,  // a capability is missing; the message is the reason that a fallback reports
   kTimeout,      // a wait reached its deadline
   kPeerLost,     // another rank died, left, or reported its own failure
+  kInterrupted,  // the program's own signal handler ended a wait (Ctrl-C)
   kSystem,       // the operating system refused (memory, descriptors, sockets)
   kCuda,         // the CUDA driver refused
   kInternal,     // tide's own mistake

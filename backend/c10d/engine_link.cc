@@ -57,6 +57,7 @@ Result<std::shared_ptr<Group>> EngineLink::make() {
   fabric_options.rank = options.rank;
   fabric_options.size = options.size;
   fabric_options.group = options.group.name;
+  fabric_options.interrupted = options.group.interrupted;
   fabric_options.deadline = Clock::now() + options.group.timeout;
   if (options.node_size > 0) {
     fabric_options.node = node_identity() + "/" + std::to_string(options.rank / options.node_size);
@@ -69,6 +70,11 @@ Result<std::shared_ptr<Group>> EngineLink::make() {
 std::shared_ptr<Group> EngineLink::group_if_made() const {
   std::lock_guard<std::mutex> lock(state_mutex_);
   return group_;
+}
+
+std::chrono::milliseconds EngineLink::timeout() const {
+  std::lock_guard<std::mutex> lock(state_mutex_);
+  return options_.group.timeout;
 }
 
 void EngineLink::set_timeout(std::chrono::milliseconds timeout) {

@@ -38,6 +38,7 @@ class EngineLink {
   // Null before the first call of group(), or when it failed.
   std::shared_ptr<Group> group_if_made() const;
 
+  std::chrono::milliseconds timeout() const;
   void set_timeout(std::chrono::milliseconds timeout);
   // Breaks the group; a group that was not made yet stays unmade.
   void abort(const Status& reason);

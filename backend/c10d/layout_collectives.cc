@@ -116,7 +116,7 @@ WorkPointer ProcessGroupTide::gather_lists(Group& group, const TensorLists& list
     note_delegated(kAllGather, started.status().message());
     return nullptr;
   }
-  throw_if_error(started.status());
+  raise_if_error(started.status());
   WorkTide::Call call = work_call(started.value(), c10d::OpType::_ALLGATHER_BASE);
   call.outputs = lists.output_tensors;
   call.inputs = lists.input_tensors;
@@ -136,7 +136,7 @@ WorkPointer ProcessGroupTide::reduce_lists(Group& group, const TensorLists& list
     note_delegated(kReduceScatter, started.status().message());
     return nullptr;
   }
-  throw_if_error(started.status());
+  raise_if_error(started.status());
   WorkTide::Call call = work_call(started.value(), c10d::OpType::_REDUCE_SCATTER_BASE);
   call.outputs = lists.output_tensors;
   call.inputs = lists.input_tensors;
@@ -284,7 +284,7 @@ at::Tensor ProcessGroupTide::allocate(const std::vector<int64_t>& sizes, at::Sca
   std::shared_ptr<Group> group = required_group("empty");
   std::lock_guard<std::mutex> lock(call_mutex_);
   Result<std::shared_ptr<void>> memory = group->allocate(bytes);
-  throw_if_error(memory.status());
+  raise_if_error(memory.status());
   std::shared_ptr<void> hold = memory.value();
   return at::from_blob(
       hold.get(), sizes, [hold](void*) mutable { hold.reset(); }, options);
@@ -310,7 +310,7 @@ void ProcessGroupTide::register_tensors(const std::vector<at::Tensor>& tensors) 
   std::shared_ptr<Group> group = required_group("register");
   std::lock_guard<std::mutex> lock(call_mutex_);
   Result<std::shared_ptr<void>> memory = group->allocate(std::max<int64_t>(bytes, 1));
-  throw_if_error(memory.status());
+  raise_if_error(memory.status());
   auto* place = static_cast<char*>(memory.value().get());
   for (c10::StorageImpl* storage : storages) {
     move_storage(*storage, place, memory.value());

@@ -34,6 +34,10 @@ void ProcessGroupTide::raise(const Status& status) const {
   std::rethrow_exception(dist_backend_error(status));
 }
 
+void ProcessGroupTide::raise_if_error(const Status& status) const {
+  if (!status.is_ok()) raise(status);
+}
+
 std::shared_ptr<Group> ProcessGroupTide::own_group(const std::string& operation) {
   Result<std::shared_ptr<Group>> group = engine_.group();
   if (group.is_ok()) {
@@ -60,7 +64,8 @@ WorkTide::Call ProcessGroupTide::work_call(std::shared_ptr<Operation> operation,
   call.type = type;
   call.rank = getRank();
   call.sequence = calls_++;
-  call.timeout = options_->timeout;
+  call.group = options_->group_name;
+  call.timeout = engine_.timeout();
   call.check_signals = edge_.check_signals;
   call.kept = kept_;
   kept_->sweep();
@@ -81,7 +86,7 @@ std::vector<PlanAnswer> ProcessGroupTide::plan(const std::vector<PlanRequest>& r
     for (const int plan : std::exchange(forgotten_, {})) plans_.erase(plan);
   }
   Result<std::vector<PlanAnswer>> answers = group->plan(requests, prefetch_depth);
-  if (!answers.is_ok()) raise(answers.status());
+  raise_if_error(answers.status());
   for (size_t i = 0; i < requests.size(); ++i) {
     if (answers.value()[i].accepted) plans_[answers.value()[i].plan] = requests[i].parameters;
   }
@@ -127,7 +132,7 @@ c10::intrusive_ptr<GatherWork> ProcessGroupTide::gather_planned(
     note_delegated("gather", started.status().message());
     return nullptr;
   }
-  throw_if_error(started.status());
+  raise_if_error(started.status());
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto bytes = static_cast<size_t>(parameters[i].shard_numel * getSize() *
                                            dtype_bytes(parameters[i].dtype));
@@ -210,7 +215,7 @@ c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedRed
                                                         offsets[i] * dtype_bytes(flat.dtype));
   }
   Result<std::shared_ptr<Operation>> started = group->reduce(reduce);
-  throw_if_error(started.status());
+  raise_if_error(started.status());
   WorkTide::Call work = work_call(started.value(), c10d::OpType::_REDUCE_SCATTER_BASE);
   work.inputs = call.gradients;
   work.outputs = {call.output};

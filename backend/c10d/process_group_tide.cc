@@ -12,7 +12,8 @@
 namespace tide {
 namespace {
 
-EngineLinkOptions engine_options(const OptionsTide& options, int rank, int size) {
+EngineLinkOptions engine_options(const OptionsTide& options, int rank, int size,
+                                 const std::shared_ptr<StoreAdapter>& adapter) {
   EngineLinkOptions link;
   link.group.name = options.group_name;
   link.group.timeout = options.timeout;
@@ -20,6 +21,7 @@ EngineLinkOptions engine_options(const OptionsTide& options, int rank, int size)
   link.group.landing_slice_bytes = options.landing_slice_bytes;
   link.group.arena_limit_bytes = options.arena_limit_bytes;
   link.group.flight_record_size = static_cast<int>(options.flight_record_size);
+  link.group.interrupted = [adapter] { return adapter->look_for_interrupt(); };
   link.rank = rank;
   link.size = size;
   link.node_size = options.node_size;
@@ -42,7 +44,7 @@ ProcessGroupTide::ProcessGroupTide(c10::intrusive_ptr<c10d::Store> store, int ra
       edge_(std::move(edge)),
       process_(getpid()),
       adapter_(std::make_shared<StoreAdapter>(store_, edge_.check_signals)),
-      engine_(engine_options(*options_, rank, size), adapter_) {}
+      engine_(engine_options(*options_, rank, size, adapter_), adapter_) {}
 
 ProcessGroupTide::~ProcessGroupTide() {
   if (getpid() != process_) {

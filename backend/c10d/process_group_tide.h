@@ -197,8 +197,9 @@ class ProcessGroupTide : public c10d::Backend {
   // delegated: the reason is noted, and the same on all ranks. Throws DistBackendError when the
   // group is broken.
   std::shared_ptr<Group> own_group(const std::string& operation);
-  // Throws what interrupted a wait for the store, else DistBackendError.
+  // Throws what interrupted a wait of this thread (KeyboardInterrupt), else DistBackendError.
   [[noreturn]] void raise(const Status& status) const;
+  void raise_if_error(const Status& status) const;
   void note_delegated(const std::string& operation, const std::string& reason);
   std::string where(const std::string& operation) const;
   std::shared_ptr<const GroupLayout> layout_of(std::vector<Parameter> parameters);

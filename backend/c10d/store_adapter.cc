@@ -31,6 +31,18 @@ std::exception_ptr StoreAdapter::take_interruption() {
   return std::exchange(interruption_, nullptr);
 }
 
+Status StoreAdapter::look_for_interrupt() {
+  if (!check_signals_) return Status::ok();
+  try {
+    check_signals_();
+    return Status::ok();
+  } catch (...) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    interruption_ = std::current_exception();
+    return Status(ErrorKind::kInterrupted, "a signal handler of this rank's program raised");
+  }
+}
+
 Status StoreAdapter::set(const std::string& key, const std::string& value) {
   try {
     clone().set(key, value);
@@ -54,16 +66,7 @@ Result<std::string> StoreAdapter::get(const std::string& key, Deadline deadline)
       }
       std::this_thread::sleep_for(pause);
       pause = std::min(pause * 2, kLongestPause);
-      if (check_signals_) {
-        try {
-          check_signals_();
-        } catch (...) {
-          std::lock_guard<std::mutex> lock(mutex_);
-          interruption_ = std::current_exception();
-          return Status(ErrorKind::kSystem,
-                        "interrupted while waiting for key '" + key + "' in the store");
-        }
-      }
+      TIDE_RETURN_IF_ERROR(look_for_interrupt());
     }
     return clone().get_to_str(key);
   } catch (const std::exception& error) {

@@ -19,11 +19,13 @@ class StoreAdapter : public KeyValueStore {
   Status set(const std::string& key, const std::string& value) override;
   Result<std::string> get(const std::string& key, Deadline deadline) override;
 
+  // Looks for signals: kInterrupted when a handler raised. Calling threads only.
+  Status look_for_interrupt();
+
   // Ends every get(), now and later, with `reason`. Any thread.
   void stop(const Status& reason);
 
-  // What check_signals threw during a get() that then returned an error; null without one. Hands it
-  // out once.
+  // What check_signals threw in look_for_interrupt(); null without one. Hands it out once.
   std::exception_ptr take_interruption();
 
  private:

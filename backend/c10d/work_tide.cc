@@ -56,7 +56,8 @@ bool WorkTide::wait(std::chrono::milliseconds timeout) {
       return true;
     }
     if (bounded && std::chrono::steady_clock::now() >= deadline) {
-      throw_if_error(Status(status.kind(), "rank " + std::to_string(call_.rank) + ", after " +
+      throw_if_error(Status(status.kind(), "group '" + call_.group + "', rank " +
+                                               std::to_string(call_.rank) + ", after " +
                                                std::to_string(timeout.count()) +
                                                " ms: " + status.message()));
     }
@@ -65,7 +66,15 @@ bool WorkTide::wait(std::chrono::milliseconds timeout) {
 }
 
 void WorkTide::wait_read() {
-  throw_if_error(call_.operation->wait_read());
+  while (true) {
+    const Status status = call_.operation->wait_read(kSignalInterval);
+    if (status.is_ok()) break;
+    if (call_.operation->is_done()) {
+      throw_if_error(call_.operation->status());
+      break;
+    }
+    if (call_.check_signals) call_.check_signals();
+  }
   call_.kept->drop_inputs(completion_key_);
 }
 

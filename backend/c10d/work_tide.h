@@ -24,6 +24,7 @@ class WorkTide : public c10d::Work {
   struct Call {
     std::shared_ptr<Operation> operation;
     c10d::OpType type = c10d::OpType::UNKNOWN;
+    std::string group;  // name, for messages
     int rank = 0;
     uint64_t sequence = 0;
     std::vector<at::Tensor> outputs;  // result() and the future's value

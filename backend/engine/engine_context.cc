@@ -10,12 +10,13 @@ const char* control_counter_name(int counter) {
 }
 
 EngineContext::EngineContext(std::string name, std::unique_ptr<Fabric> fabric,
-                             std::chrono::milliseconds timeout)
+                             std::chrono::milliseconds timeout, std::function<Status()> interrupted)
     : name_(std::move(name)),
       fabric_(std::move(fabric)),
       enqueuing_(fabric_->capabilities().blocking ? nullptr
                                                   : dynamic_cast<EnqueuingFabric*>(fabric_.get())),
-      timeout_(timeout.count()) {}
+      timeout_(timeout.count()),
+      interrupted_(std::move(interrupted)) {}
 
 std::string EngineContext::where() const {
   return "group '" + name_ + "', rank " + std::to_string(rank());

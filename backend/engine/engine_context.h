@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,8 +33,8 @@ const char* control_counter_name(int counter);
 
 class EngineContext {
  public:
-  EngineContext(std::string name, std::unique_ptr<Fabric> fabric,
-                std::chrono::milliseconds timeout);
+  EngineContext(std::string name, std::unique_ptr<Fabric> fabric, std::chrono::milliseconds timeout,
+                std::function<Status()> interrupted = nullptr);
 
   const std::string& name() const { return name_; }
   int rank() const { return fabric_->rank(); }
@@ -63,6 +64,9 @@ class EngineContext {
   // What a lane runs now (null: nothing), for peer_failed().
   void set_running(Lane lane, std::shared_ptr<OperationState> operation);
 
+  // OK, or what ends a wait of a calling thread.
+  Status look_for_interrupt() const { return interrupted_ ? interrupted_() : Status::ok(); }
+
   std::shared_ptr<ControlPage> control;  // set once, before the first call
   std::unique_ptr<Agreement> agreement;
   std::unique_ptr<Allocations> allocations;
@@ -76,6 +80,7 @@ class EngineContext {
   const std::unique_ptr<Fabric> fabric_;
   EnqueuingFabric* const enqueuing_;
   std::atomic<int64_t> timeout_;
+  const std::function<Status()> interrupted_;
   std::mutex mutex_;
   std::array<std::shared_ptr<OperationState>, kLaneCount> running_;
 };

@@ -200,6 +200,7 @@ Status Executor::wait(int queue, int counter, int from, uint32_t value) {
 // Runs about every 100 ms in a wait. What a peer's record says matters before that it left: it may
 // have left over it.
 Status Executor::check_wait(int from) {
+  if (call_.operation == nullptr) TIDE_RETURN_IF_ERROR(context_->look_for_interrupt());
   for (int rank = 0; rank < context_->ranks(); ++rank) {
     if (rank == context_->rank()) continue;
     const Agreement::Answer answer =

@@ -42,7 +42,7 @@ Result<std::shared_ptr<Group>> Group::create(const GroupOptions& options,
 GroupImpl::GroupImpl(const GroupOptions& options, std::unique_ptr<Fabric> fabric,
                      std::shared_ptr<KeyValueStore> store)
     : options_(options),
-      context_(options.name, std::move(fabric), options.timeout),
+      context_(options.name, std::move(fabric), options.timeout, options.interrupted),
       completion_(std::make_shared<CompletionThread>()),
       lanes_(&context_),
       enqueuing_(context_.enqueuing() != nullptr ? std::make_unique<EnqueuingExecutor>(&context_)
@@ -99,7 +99,7 @@ Status GroupImpl::invalid(const std::string& text) const {
 Result<uint64_t> GroupImpl::next_sequence() {
   TIDE_RETURN_IF_ERROR(usable());
   if (const std::shared_ptr<OperationState> earlier = flight_record_.at(sequence_)) {
-    if (!earlier->is_done()) TIDE_RETURN_IF_ERROR(earlier->wait(std::nullopt));
+    TIDE_RETURN_IF_ERROR(wait_for(*earlier));
   }
   return sequence_++;
 }
@@ -165,7 +165,7 @@ Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(const CallRecord
   const Status reason(memory.status().kind(), context_.where() + ": " +
                                                   context_.agreement->describe(record) + ": " +
                                                   memory.status().message());
-  if (reason.kind() == ErrorKind::kTimeout || reason.kind() == ErrorKind::kPeerLost) {
+  if (is_no_refusal(reason)) {
     context_.break_group(reason, true);
     return context_.failure.status();
   }
@@ -194,7 +194,7 @@ int64_t GroupImpl::landing_area_bytes() const {
 }
 
 Result<std::shared_ptr<void>> GroupImpl::allocate(int64_t bytes) {
-  std::lock_guard<std::mutex> calling(call_mutex_);
+  std::lock_guard<CallMutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable());
   if (bytes <= 0) return invalid("allocate wants at least one byte, got " + std::to_string(bytes));
   TIDE_RETURN_IF_ERROR(drain());  // the caller may move memory that they read or write into this
@@ -223,10 +223,16 @@ std::string GroupImpl::flight_record() const {
 }
 
 void GroupImpl::close() {
+  if (call_mutex_.is_held_here()) {
+    // From a signal handler, below which the call still runs: it ends now, and the last owner
+    // closes.
+    return context_.break_group(
+        Status(ErrorKind::kPeerLost, context_.where() + ": closed during a call"), true);
+  }
   std::lock_guard<std::mutex> lock(close_mutex_);
   if (closed_.exchange(true)) return;
   const Deadline patience = Clock::now() + kClosePatience;
-  std::unique_lock<std::mutex> calls(call_mutex_, std::try_to_lock);
+  std::unique_lock<CallMutex> calls(call_mutex_, std::try_to_lock);
   while (!calls.owns_lock() && Clock::now() < patience) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     calls.try_lock();

@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -32,6 +33,9 @@ struct GroupOptions {
   int64_t landing_slice_bytes = 1 << 20;         // bounced gathers: bytes of one slice of one area
   int64_t arena_limit_bytes = 0;                 // of this process, all groups together; 0: none
   int flight_record_size = 256;                  // operations that a dump shows, at most kRecords
+  // Asked about every 100 ms by waits of calling threads; its error (kInterrupted) ends them. A
+  // call that its peers may have seen then breaks the group. Null: never.
+  std::function<Status()> interrupted = {};
 };
 
 enum class Staging : uint8_t { kNone, kLeased, kArea };
@@ -152,7 +156,8 @@ class Group {
 
   // Breaks the group on purpose: operations end with `reason`, peers are told.
   virtual void abort(const Status& reason) = 0;
-  // Waits for own operations (at most a second), says goodbye, ends threads. Idempotent.
+  // Waits for own operations (at most a second), says goodbye, ends threads. Idempotent. From a
+  // signal handler inside a call it only breaks the group; the last owner closes.
   virtual void close() = 0;
 };
 

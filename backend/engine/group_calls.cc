@@ -92,7 +92,7 @@ void GroupImpl::use_slot(Slot& slot, const std::shared_ptr<OperationState>& oper
 }
 
 Result<GatherStarted> GroupImpl::gather(const GatherCall& call) {
-  std::lock_guard<std::mutex> calling(call_mutex_);
+  std::lock_guard<CallMutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable(call.stream));
   Result<Plan*> found = find_plan(call.plan, "gather");
   if (!found.is_ok()) return found.status();
@@ -233,7 +233,7 @@ void GroupImpl::move_gradients(const ReduceCall& call, const Plan& plan, const S
 }
 
 Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
-  std::lock_guard<std::mutex> calling(call_mutex_);
+  std::lock_guard<CallMutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable(call.stream));
   Result<Plan*> found = find_plan(call.plan, "reduce");
   if (!found.is_ok()) return found.status();
@@ -330,7 +330,7 @@ Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const 
                                                           const std::vector<const void*>& inputs,
                                                           const std::vector<void*>& outputs,
                                                           void* stream) {
-  std::lock_guard<std::mutex> calling(call_mutex_);
+  std::lock_guard<CallMutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable(stream));
   TIDE_RETURN_IF_ERROR(check_list("gather_list", *layout, inputs.size(), outputs.size()));
   for (const Parameter& parameter : layout->parameters()) {
@@ -390,7 +390,7 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const 
                                                           DType output_dtype,
                                                           const AccumulateOptions& accumulate,
                                                           void* stream) {
-  std::lock_guard<std::mutex> calling(call_mutex_);
+  std::lock_guard<CallMutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable(stream));
   TIDE_RETURN_IF_ERROR(check_list("reduce_list", *layout, inputs.size(), outputs.size()));
   Binding binding;

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backend/engine/arena.h"
@@ -30,6 +31,36 @@
 #include "backend/plan/program_cache.h"
 
 namespace tide {
+
+// Of create_window: ranks may have heard different things, so the group cannot go on.
+inline bool is_no_refusal(const Status& status) {
+  return status.kind() == ErrorKind::kTimeout || status.kind() == ErrorKind::kPeerLost ||
+         status.kind() == ErrorKind::kInterrupted;
+}
+
+// Held through each call. Knows its thread: a signal handler that runs in a call's wait may close
+// the group.
+class CallMutex {
+ public:
+  void lock() {
+    mutex_.lock();
+    owner_ = std::this_thread::get_id();
+  }
+  bool try_lock() {
+    const bool taken = mutex_.try_lock();
+    if (taken) owner_ = std::this_thread::get_id();
+    return taken;
+  }
+  void unlock() {
+    owner_ = std::thread::id();
+    mutex_.unlock();
+  }
+  bool is_held_here() const { return owner_ == std::this_thread::get_id(); }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<std::thread::id> owner_{};
+};
 
 class GroupImpl final : public Group {
  public:
@@ -120,6 +151,7 @@ class GroupImpl final : public Group {
   Status make_arena(const PlanDecision& decision);
   void retire_shared_slots();
   void adopt(const std::vector<PlanRequest>& requests, int prefetch_depth, PlanDecision* decision);
+  Status wait_for(OperationState& operation) const;
   Status drain();
   Status give_back(Plan& plan, void* stream);
 
@@ -159,7 +191,7 @@ class GroupImpl final : public Group {
   std::shared_ptr<std::atomic<int64_t>> arena_bytes_;
 
   std::mutex close_mutex_;  // close() alone
-  std::mutex call_mutex_;   // held through each call: close() from another thread waits for it
+  CallMutex call_mutex_;    // close() from another thread waits for it
   std::atomic<bool> closed_{false};
   std::atomic<uint64_t> operations_{0};
   uint64_t sequence_ = 0;

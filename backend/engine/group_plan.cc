@@ -7,10 +7,15 @@
 #include "backend/engine/group_impl.h"
 
 namespace tide {
+namespace {
+
+constexpr std::chrono::milliseconds kSlice{100};  // between looks for an interrupt
+
+}  // namespace
 
 Result<std::vector<PlanAnswer>> GroupImpl::plan(const std::vector<PlanRequest>& requests,
                                                 int prefetch_depth) {
-  std::lock_guard<std::mutex> calling(call_mutex_);
+  std::lock_guard<CallMutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable());
   if (prefetch_depth < 0)
     return invalid("prefetch depth must be >= 0, got " + std::to_string(prefetch_depth));
@@ -60,9 +65,18 @@ Result<std::vector<PlanAnswer>> GroupImpl::vote_on(const std::vector<PlanRequest
   return decision.answers;
 }
 
+Status GroupImpl::wait_for(OperationState& operation) const {
+  while (true) {
+    const Status status = operation.wait(kSlice);
+    if (operation.is_done()) return operation.status();
+    if (status.kind() != ErrorKind::kTimeout) return status;
+    TIDE_RETURN_IF_ERROR(context_.look_for_interrupt());
+  }
+}
+
 Status GroupImpl::drain() {
   for (const std::shared_ptr<OperationState>& operation : flight_record_.in_flight()) {
-    TIDE_RETURN_IF_ERROR(operation->wait(std::nullopt));
+    TIDE_RETURN_IF_ERROR(wait_for(*operation));
   }
   return Status::ok();
 }
@@ -85,6 +99,7 @@ Result<std::vector<PlanBallot>> GroupImpl::exchange(const PlanBallot& ballot,
                                                     const CallRecord& record) {
   const auto check = [&](int missing_rank) {
     TIDE_RETURN_IF_ERROR(context_.failure.status());
+    TIDE_RETURN_IF_ERROR(context_.look_for_interrupt());
     for (int rank = 0; rank < context_.ranks(); ++rank) {
       if (rank == context_.rank()) continue;
       TIDE_RETURN_IF_ERROR(context_.agreement->compare(record, rank, false, nullptr).status);
@@ -109,9 +124,7 @@ Result<std::shared_ptr<ArenaMemory>> GroupImpl::make_memory(int64_t bytes) {
   if (bytes == 0) return std::shared_ptr<ArenaMemory>();
   Result<std::shared_ptr<ArenaMemory>> created =
       ArenaMemory::create(context_.fabric(), bytes, deadline(), arena_bytes_);
-  const ErrorKind kind = created.status().kind();
-  if (created.is_ok() || kind == ErrorKind::kTimeout || kind == ErrorKind::kPeerLost)
-    return created;
+  if (created.is_ok() || is_no_refusal(created.status())) return created;
   return Status(ErrorKind::kUnsupported, created.status().message());
 }
 
@@ -188,7 +201,7 @@ void GroupImpl::adopt(const std::vector<PlanRequest>& requests, int prefetch_dep
 }
 
 Status GroupImpl::vacate(int plan, void* stream) {
-  std::lock_guard<std::mutex> calling(call_mutex_);
+  std::lock_guard<CallMutex> calling(call_mutex_);
   TIDE_RETURN_IF_ERROR(usable());
   Result<Plan*> found = find_plan(plan, "vacate");
   if (!found.is_ok()) return found.status();

@@ -47,12 +47,17 @@ void OperationState::spin_until_done() const {
   while (!is_done() && Clock::now() < until) sched_yield();
 }
 
-Status OperationState::wait_read() {
+Status OperationState::wait_read(std::optional<std::chrono::milliseconds> timeout) {
   if (read_.load(std::memory_order_acquire) && !is_done()) return Status::ok();
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] {
+  const auto read = [this] {
     return done_.load(std::memory_order_relaxed) || read_.load(std::memory_order_relaxed);
-  });
+  };
+  if (!timeout) {
+    changed_.wait(lock, read);
+  } else if (!changed_.wait_for(lock, *timeout, read)) {
+    return Status(ErrorKind::kTimeout, name() + " has not read its inputs yet; it goes on");
+  }
   return status_;
 }
 
@@ -64,7 +69,7 @@ Status OperationState::release(void* user_stream) {
 }
 
 Status OperationState::release_read(void* user_stream) {
-  if (!is_enqueued_) return wait_read();
+  if (!is_enqueued_) return wait_read(std::nullopt);
   if (is_done()) return status();
   for (const QueuePoint& read : reads_) TIDE_RETURN_IF_ERROR(read.point->release(user_stream));
   return Status::ok();

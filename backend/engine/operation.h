@@ -27,8 +27,9 @@ class Operation {
   virtual Status wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
 
   // Blocks until this rank's gradients have been read: own pushes have left and the own sum has
-  // read (reduce), or own shards have been read (gather). Never later than wait().
-  virtual Status wait_read() = 0;
+  // read (reduce), or own shards have been read (gather). Never later than wait(); `timeout` as
+  // there.
+  virtual Status wait_read(std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
 
   // Over a fabric that enqueues: what the user's stream gets from here on comes behind this
   // operation (behind its reads: see wait_read). The host does not wait; the error is the one that

@@ -81,7 +81,7 @@ class OperationState final : public Operation {
   bool is_done() const override { return done_.load(std::memory_order_acquire); }
   Status status() const override;
   Status wait(std::optional<std::chrono::milliseconds> timeout) override;
-  Status wait_read() override;
+  Status wait_read(std::optional<std::chrono::milliseconds> timeout) override;
   Status release(void* user_stream) override;
   Status release_read(void* user_stream) override;
   void on_done(std::function<void(const Status&)> callback) override;

@@ -188,9 +188,9 @@ Status HostFabric::agree_on_parts(const PartExchange& exchange, Deadline deadlin
     return offers.status();
   }
 
-  Result<std::vector<Message>> verdicts =
-      mailbox_->take_all(MessageKind::kWindowVerdict, sequence, deadline,
-                         [this](int peer) { return peer_status(peer); });
+  Result<std::vector<Message>> verdicts = mailbox_->take_all(
+      MessageKind::kWindowVerdict, sequence, deadline,
+      [this](int peer) { return peer_status(peer); }, options_.interrupted);
   mailbox_->finish(sequence);
   if (!verdicts) return verdicts.status();
   verdicts.value()[static_cast<size_t>(rank())].status = verdict.status;
@@ -215,9 +215,9 @@ Result<std::vector<Message>> HostFabric::exchange_offers(const PartExchange& exc
   own.status = part.status();
   tell_all(own);
 
-  Result<std::vector<Message>> offers =
-      mailbox_->take_all(MessageKind::kWindowOffer, sequence, deadline,
-                         [this](int peer) { return peer_status(peer); });
+  Result<std::vector<Message>> offers = mailbox_->take_all(
+      MessageKind::kWindowOffer, sequence, deadline, [this](int peer) { return peer_status(peer); },
+      options_.interrupted);
   if (!offers) return offers.status();
   offers.value()[static_cast<size_t>(rank())] = std::move(own);
   for (int peer = 0; peer < size(); ++peer) {

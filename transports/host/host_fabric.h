@@ -22,6 +22,9 @@ struct HostFabricOptions {
   std::string group;  // in messages and store keys: unique among the groups that share the store
   Deadline deadline;  // of connect_host_fabric
   std::string node;   // ranks with different nodes do not connect; empty: node_identity()
+  // Asked about every 100 ms while connecting and in create_window; its error ends the wait. Null:
+  // never.
+  std::function<Status()> interrupted;
   // Asked in create_window; an error is this rank's refusal. For tests of votes.
   std::function<Status(int64_t bytes)> refuse_window;
 };

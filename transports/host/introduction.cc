@@ -103,6 +103,7 @@ class Introduction {
                 label() + ": rank " + std::to_string(peer) + ": " + socket.status().message()};
       }
       if (Clock::now() >= options_.deadline) return timed_out();
+      TIDE_RETURN_IF_ERROR(interrupted());
       std::this_thread::sleep_for(milliseconds(2));  // its queue is full; it accepts in a loop
     }
     TIDE_RETURN_IF_ERROR(identify(peer));
@@ -132,6 +133,10 @@ class Introduction {
         return system_error(label() + ": watching a peer's process");
     }
     return Status::ok();
+  }
+
+  Status interrupted() const {
+    return options_.interrupted ? labelled(options_.interrupted()) : Status::ok();
   }
 
   std::vector<int> missing_ranks() const {
@@ -169,6 +174,7 @@ class Introduction {
     const auto slice = std::min<int64_t>(
         100, std::chrono::duration_cast<milliseconds>(options_.deadline - now).count() + 1);
     ::poll(watched.data(), watched.size(), static_cast<int>(slice));
+    TIDE_RETURN_IF_ERROR(interrupted());
     for (size_t i = 1; i < links_end; ++i) {
       if (watched[i].events == 0 && (watched[i].revents & POLLHUP) != 0) {
         return {ErrorKind::kPeerLost,

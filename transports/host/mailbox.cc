@@ -21,7 +21,8 @@ void Mailbox::wake() {
 
 Result<std::vector<Message>> Mailbox::take_all(MessageKind kind, int64_t sequence,
                                                Deadline deadline,
-                                               const std::function<Status(int rank)>& missing) {
+                                               const std::function<Status(int rank)>& missing,
+                                               const std::function<Status()>& interrupted) {
   constexpr std::chrono::milliseconds kSlice{100};
   std::unique_lock lock(mutex_);
   while (true) {
@@ -51,6 +52,10 @@ Result<std::vector<Message>> Mailbox::take_all(MessageKind kind, int64_t sequenc
           label_ + ": ranks" + absent + " did not come to create a window before the deadline");
     }
     changed_.wait_until(lock, std::min(deadline, now + kSlice));
+    if (!interrupted) continue;
+    lock.unlock();
+    TIDE_RETURN_IF_ERROR(interrupted());
+    lock.lock();
   }
 }
 

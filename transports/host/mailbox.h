@@ -28,9 +28,11 @@ class Mailbox {
 
   // Waits until every other rank has sent this kind for this window, and returns them by rank (the
   // own place empty). An error of `missing`, asked about those still to come, or kTimeout naming
-  // them ends the wait.
+  // them ends the wait; so does one of `interrupted`, asked about every 100 ms without the lock
+  // (null: never).
   Result<std::vector<Message>> take_all(MessageKind kind, int64_t sequence, Deadline deadline,
-                                        const std::function<Status(int rank)>& missing);
+                                        const std::function<Status(int rank)>& missing,
+                                        const std::function<Status()>& interrupted = nullptr);
   // Windows up to this one are done: their messages are dropped, with the descriptors in them.
   void finish(int64_t sequence);
 
