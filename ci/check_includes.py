@@ -39,6 +39,7 @@ ALLOWED = {
         "transports/*.h",
         "transports/host/",
         "transports/memory/",
+        "transports/cuda/",
     ],
 }
 LIBTORCH = ("torch/", "ATen/", "c10/", "pybind11/", "Python.h")

@@ -180,7 +180,8 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("options", &ProcessGroupTide::options)  // older torch has none
       .def("inner", &ProcessGroupTide::inner, py::arg("device_type"), NoGil())
       .def("inner_if_made", &ProcessGroupTide::inner_if_made, py::arg("device_type"), NoGil())
-      .def("plan", &ProcessGroupTide::plan, py::arg("requests"), py::arg("prefetch_depth"), NoGil())
+      .def("plan", &ProcessGroupTide::plan, py::arg("requests"), py::arg("prefetch_depth"),
+           py::arg("device") = at::Device(at::kCPU), NoGil())
       .def("gather", &ProcessGroupTide::gather_planned, py::arg("plan"), py::arg("shards"),
            py::arg("outputs"), NoGil())
       .def("vacate", &ProcessGroupTide::vacate, py::arg("plan"), NoGil())
@@ -202,7 +203,8 @@ void bind_backend(py::module_& module) {
           },
           py::arg("plan"), py::arg("parameters"), py::arg("gradients"), py::arg("output"),
           py::arg("op"), py::arg("scale"), py::arg("slot_reuse"))
-      .def("allocate", &ProcessGroupTide::allocate, py::arg("sizes"), py::arg("dtype"), NoGil())
+      .def("allocate", &ProcessGroupTide::allocate, py::arg("sizes"), py::arg("dtype"),
+           py::arg("device") = at::Device(at::kCPU), NoGil())
       .def("register", &ProcessGroupTide::register_tensors, py::arg("tensors"), NoGil())
       .def("gather_layout", &ProcessGroupTide::gather_layout, py::arg("outputs"), py::arg("inputs"),
            py::arg("rows"), NoGil())

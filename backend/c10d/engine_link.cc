@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "transports/cuda/cuda_fabric.h"
 #include "transports/host/host_fabric.h"
 
 namespace tide {
@@ -62,7 +63,18 @@ Result<std::shared_ptr<Group>> EngineLink::make() {
   if (options.node_size > 0) {
     fabric_options.node = node_identity() + "/" + std::to_string(options.rank / options.node_size);
   }
-  Result<std::unique_ptr<Fabric>> fabric = connect_host_fabric(fabric_options, *store_);
+  if (options.device == kHostMemory) {
+    Result<std::unique_ptr<Fabric>> fabric = connect_host_fabric(fabric_options, *store_);
+    if (!fabric.is_ok()) return fabric.status();
+    return Group::create(options.group, std::move(fabric.value()), store_);
+  }
+  CudaFabricOptions cuda_options;
+  cuda_options.host = fabric_options;
+  cuda_options.device = options.device;
+  cuda_options.api = cuda::driver();
+  cuda_options.images = cuda::kernel_images();
+  cuda_options.make_room = options.make_room;
+  Result<std::unique_ptr<CudaFabric>> fabric = connect_cuda_fabric(cuda_options, *store_);
   if (!fabric.is_ok()) return fabric.status();
   return Group::create(options.group, std::move(fabric.value()), store_);
 }

@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,11 +22,15 @@
 
 namespace tide {
 
+inline constexpr int kHostMemory = -1;
+
 struct EngineLinkOptions {
   GroupOptions group;
   int rank = 0;
   int size = 1;
-  int64_t node_size = 0;  // 0: ranks of one host are one node
+  int64_t node_size = 0;     // 0: ranks of one host are one node
+  int device = kHostMemory;  // whose memory the group serves: a GPU's ordinal in this process
+  std::function<void()> make_room;  // see CudaFabricOptions
 };
 
 class EngineLink {

@@ -1,8 +1,10 @@
-// The coalesced all-gather and reduce-scatter: tide's own on CPU tensors, through the engine.
+// The coalesced all-gather and reduce-scatter: tide's own on CPU and CUDA tensors, through the
+// engine.
 //
 // The path is a function of arguments that are equal on all ranks. Everything a rank can see to be
 // wrong is an error here, before anything is sent; what only a comparison of ranks shows, the
 // engine finds.
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
@@ -14,6 +16,7 @@
 #include "backend/c10d/premultiply.h"
 #include "backend/c10d/process_group_tide.h"
 #include "backend/c10d/storage_binding.h"
+#include "backend/c10d/streams.h"
 #include "backend/c10d/tensors.h"
 #include "backend/c10d/work_all.h"
 
@@ -77,6 +80,12 @@ bool same_parameters(const std::vector<Parameter>& a, const std::vector<Paramete
       });
 }
 
+bool is_served(const at::Device& device) { return device.is_cpu() || device.is_cuda(); }
+
+at::Device device_of(const TensorLists& lists) {
+  return lists.input_tensors.empty() ? at::Device(at::kCPU) : lists.input_tensors.front().device();
+}
+
 TensorLists subset(const TensorLists& lists, DType input_dtype) {
   TensorLists chosen;
   for (size_t i = 0; i < lists.inputs.size(); ++i) {
@@ -104,40 +113,45 @@ std::shared_ptr<const GroupLayout> ProcessGroupTide::layout_of(std::vector<Param
   return layout;
 }
 
-WorkPointer ProcessGroupTide::gather_lists(Group& group, const TensorLists& lists) {
+WorkPointer ProcessGroupTide::gather_lists(const std::shared_ptr<Group>& group,
+                                           const TensorLists& lists) {
   std::lock_guard<std::mutex> lock(call_mutex_);
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   for (const TensorView& input : lists.inputs) inputs.push_back(input.data);
   for (const TensorView& output : lists.outputs) outputs.push_back(output.data);
-  auto started = group.gather_list(layout_of(parameters_of(lists.outputs, lists.rows, getSize())),
-                                   inputs, outputs);
+  auto started = group->gather_list(layout_of(parameters_of(lists.outputs, lists.rows, getSize())),
+                                    inputs, outputs, current_stream(device_of(lists)));
   if (started.status().kind() == ErrorKind::kUnsupported) {
     note_delegated(kAllGather, started.status().message());
     return nullptr;
   }
   raise_if_error(started.status());
-  WorkTide::Call call = work_call(started.value(), c10d::OpType::_ALLGATHER_BASE);
+  WorkTide::Call call =
+      work_call(group, started.value(), c10d::OpType::_ALLGATHER_BASE, device_of(lists));
   call.outputs = lists.output_tensors;
   call.inputs = lists.input_tensors;
   return c10::make_intrusive<WorkTide>(std::move(call));
 }
 
-WorkPointer ProcessGroupTide::reduce_lists(Group& group, const TensorLists& lists,
-                                           DType output_dtype, const AccumulateOptions& options) {
+WorkPointer ProcessGroupTide::reduce_lists(const std::shared_ptr<Group>& group,
+                                           const TensorLists& lists, DType output_dtype,
+                                           const AccumulateOptions& options) {
   std::lock_guard<std::mutex> lock(call_mutex_);
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   for (const TensorView& input : lists.inputs) inputs.push_back(input.data);
   for (const TensorView& output : lists.outputs) outputs.push_back(output.data);
-  auto started = group.reduce_list(layout_of(parameters_of(lists.inputs, lists.rows, getSize())),
-                                   inputs, outputs, output_dtype, options);
+  auto started =
+      group->reduce_list(layout_of(parameters_of(lists.inputs, lists.rows, getSize())), inputs,
+                         outputs, output_dtype, options, current_stream(device_of(lists)));
   if (started.status().kind() == ErrorKind::kUnsupported) {
     note_delegated(kReduceScatter, started.status().message());
     return nullptr;
   }
   raise_if_error(started.status());
-  WorkTide::Call call = work_call(started.value(), c10d::OpType::_REDUCE_SCATTER_BASE);
+  WorkTide::Call call =
+      work_call(group, started.value(), c10d::OpType::_REDUCE_SCATTER_BASE, device_of(lists));
   call.outputs = lists.output_tensors;
   call.inputs = lists.input_tensors;
   return c10::make_intrusive<WorkTide>(std::move(call));
@@ -147,7 +161,7 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single_coalesced,
                                            allgather_into_tensor_coalesced)(
     std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& options) {
-  if (!inputs.empty() && inputs.front().device().is_cpu()) {
+  if (!inputs.empty() && is_served(inputs.front().device())) {
     check_own_process();
     const TensorLists lists = lists_of(outputs, inputs, {});
     const std::string reason =
@@ -158,8 +172,8 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single_coalesced,
       const Status right = check_gather_lists(where("all-gather"), lists.outputs, lists.inputs, {},
                                               getRank(), getSize());
       TORCH_CHECK(right.is_ok(), "tide: ", right.message());
-      if (auto group = own_group(kAllGather)) {
-        if (WorkPointer work = gather_lists(*group, lists)) return tracked(std::move(work));
+      if (auto group = own_group(kAllGather, inputs.front().device())) {
+        if (WorkPointer work = gather_lists(group, lists)) return tracked(std::move(work));
       }
     }
   }
@@ -171,7 +185,7 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single_coalesced,
                                            reduce_scatter_tensor_coalesced)(
     std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::ReduceScatterOptions& options) {
-  if (!inputs.empty() && inputs.front().device().is_cpu()) {
+  if (!inputs.empty() && is_served(inputs.front().device())) {
     check_own_process();
     const TensorLists lists = lists_of(outputs, inputs, {});
     AccumulateOptions accumulate;
@@ -185,7 +199,7 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single_coalesced,
       const Status right = check_reduce_lists(where("reduce-scatter"), lists.outputs, lists.inputs,
                                               {}, getRank(), getSize(), false);
       TORCH_CHECK(right.is_ok(), "tide: ", right.message());
-      if (auto group = own_group(kReduceScatter)) {
+      if (auto group = own_group(kReduceScatter, inputs.front().device())) {
         // One operation per dtype, in the order in which the list first names them.
         std::vector<DType> dtypes;
         for (const TensorView& input : lists.inputs) {
@@ -194,7 +208,7 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single_coalesced,
         }
         std::vector<WorkPointer> works;
         for (DType dtype : dtypes) {
-          WorkPointer work = reduce_lists(*group, dtypes.size() == 1 ? lists : subset(lists, dtype),
+          WorkPointer work = reduce_lists(group, dtypes.size() == 1 ? lists : subset(lists, dtype),
                                           dtype, accumulate);
           if (!work) break;
           works.push_back(std::move(work));
@@ -227,7 +241,7 @@ WorkPointer ProcessGroupTide::gather_layout(const std::vector<at::Tensor>& outpu
   const Status right = check_gather_lists(where("layout all-gather"), lists.outputs, lists.inputs,
                                           rows, getRank(), getSize());
   TORCH_CHECK(right.is_ok(), "tide: ", right.message());
-  WorkPointer work = gather_lists(*required_group("layout all-gather"), lists);
+  WorkPointer work = gather_lists(required_group("layout all-gather", device_of(lists)), lists);
   TORCH_CHECK(work, "tide: ", where("layout all-gather"), ": ", why_delegated()[kAllGather]);
   return work;
 }
@@ -253,7 +267,8 @@ WorkPointer ProcessGroupTide::reduce_layout(const at::Tensor& output,
   std::string reason = dtype_reason(lists.inputs, true);
   if (reason.empty()) reason = dtype_reason({flat}, true);
   TORCH_CHECK(reason.empty(), "tide: ", place, ": ", reason);
-  const Status flat_right = check_tensor(place, "the flat output", flat, flat.dtype, wanted);
+  const Status flat_right =
+      check_tensor(place, "the flat output", flat, flat.dtype, wanted, device_of(lists).str());
   TORCH_CHECK(flat_right.is_ok(), "tide: ", flat_right.message());
   const Status right =
       check_reduce_lists(place, lists.outputs, lists.inputs, rows, getRank(), getSize(), true);
@@ -267,54 +282,81 @@ WorkPointer ProcessGroupTide::reduce_layout(const at::Tensor& output,
   TORCH_CHECK(op == "sum" || op == "min" || op == "max", "tide: ", place,
               ": op must be sum, min or max, got ", op);
   if (op != "sum") options.op = op == "min" ? ReduceOp::kMin : ReduceOp::kMax;
-  WorkPointer work =
-      reduce_lists(*required_group("layout reduce-scatter"), lists, flat.dtype, options);
+  WorkPointer work = reduce_lists(required_group("layout reduce-scatter", device_of(lists)), lists,
+                                  flat.dtype, options);
   TORCH_CHECK(work, "tide: ", place, ": ", why_delegated()[kReduceScatter]);
   return work;
 }
 
-at::Tensor ProcessGroupTide::allocate(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+at::Tensor ProcessGroupTide::allocate(const std::vector<int64_t>& sizes, at::ScalarType dtype,
+                                      const at::Device& device) {
   int64_t bytes = static_cast<int64_t>(c10::elementSize(dtype));
   for (int64_t size : sizes) {
     TORCH_CHECK(size >= 0, "tide: ", where("empty"), ": sizes must not be negative, got ", size);
     bytes *= size;
   }
-  const auto options = at::TensorOptions().dtype(dtype);
+  TORCH_CHECK(is_served(device), "tide: ", where("empty"), ": wanted cpu or cuda, got ", device);
+  const auto options = at::TensorOptions().dtype(dtype).device(device);
   if (bytes == 0) return at::empty(sizes, options);
-  std::shared_ptr<Group> group = required_group("empty");
+  std::shared_ptr<Group> group = required_group("empty", device);
   std::lock_guard<std::mutex> lock(call_mutex_);
   Result<std::shared_ptr<void>> memory = group->allocate(bytes);
   raise_if_error(memory.status());
   std::shared_ptr<void> hold = memory.value();
+  const at::Device target =
+      device.is_cpu()
+          ? device
+          : at::Device(device.type(), static_cast<c10::DeviceIndex>(device_ordinal(device)));
   return at::from_blob(
-      hold.get(), sizes, [hold](void*) mutable { hold.reset(); }, options);
+      hold.get(), sizes, [hold](void*) mutable { hold.reset(); }, options, target);
 }
 
 void ProcessGroupTide::register_tensors(const std::vector<at::Tensor>& tensors) {
-  std::vector<c10::StorageImpl*> storages;
+  std::vector<const at::Tensor*> moved;
   std::set<c10::StorageImpl*> seen;
   int64_t bytes = 0;
+  const at::Device device = tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
   for (size_t i = 0; i < tensors.size(); ++i) {
-    TORCH_CHECK(tensors[i].device().is_cpu() && tensors[i].layout() == at::kStrided,
-                "tide: ", where("register"), ": tensor ", i, " wanted dense on cpu, got on ",
-                tensors[i].device());
+    TORCH_CHECK(
+        is_served(device) && tensors[i].device() == device && tensors[i].layout() == at::kStrided,
+        "tide: ", where("register"), ": tensor ", i, " wanted dense on ",
+        is_served(device) ? device.str() : "cpu or cuda", ", got on ", tensors[i].device());
     c10::StorageImpl* storage = tensors[i].storage().unsafeGetStorageImpl();
     if (storage_is_bound(*storage) || storage->nbytes() == 0 || !seen.insert(storage).second)
       continue;
     const std::string refusal = movable(*storage);
     TORCH_CHECK(refusal.empty(), "tide: ", where("register"), ": tensor ", i, ": ", refusal);
-    storages.push_back(storage);
+    moved.push_back(&tensors[i]);
     bytes += static_cast<int64_t>((storage->nbytes() + kPlaceAlignment - 1) / kPlaceAlignment *
                                   kPlaceAlignment);
   }
-  std::shared_ptr<Group> group = required_group("register");
+  std::shared_ptr<Group> group = required_group("register", device);
   std::lock_guard<std::mutex> lock(call_mutex_);
   Result<std::shared_ptr<void>> memory = group->allocate(std::max<int64_t>(bytes, 1));
   raise_if_error(memory.status());
   auto* place = static_cast<char*>(memory.value().get());
-  for (c10::StorageImpl* storage : storages) {
-    move_storage(*storage, place, memory.value());
-    place += (storage->nbytes() + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
+  // Copied by torch, on any device; the old memory goes when the copies are there.
+  const auto as_bytes = at::TensorOptions().dtype(at::kByte).device(device);
+  at::NoGradGuard no_grad;
+  for (const at::Tensor* tensor : moved) {
+    const c10::StorageImpl& storage = *tensor->storage().unsafeGetStorageImpl();
+    const auto size = static_cast<int64_t>(storage.nbytes());
+    const auto bytes_at = [&](const void* data) {
+      return at::for_blob(const_cast<void*>(data), {size})
+          .options(as_bytes)
+          .target_device(device)
+          .make_tensor();
+    };
+    bytes_at(place).copy_(bytes_at(storage.data()));
+    place += (size + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
+  }
+  synchronize_current_stream(device);
+  place = static_cast<char*>(memory.value().get());
+  for (const at::Tensor* tensor : moved) {
+    c10::StorageImpl& storage = *tensor->storage().unsafeGetStorageImpl();
+    const auto size = static_cast<int64_t>(storage.nbytes());
+    move_storage(storage, place, memory.value());
+    place += (size + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
   }
 }
 

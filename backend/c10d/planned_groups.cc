@@ -9,6 +9,7 @@
 #include "backend/c10d/errors.h"
 #include "backend/c10d/process_group_tide.h"
 #include "backend/c10d/storage_binding.h"
+#include "backend/c10d/streams.h"
 #include "backend/c10d/tensors.h"
 
 namespace tide {
@@ -38,8 +39,11 @@ void ProcessGroupTide::raise_if_error(const Status& status) const {
   if (!status.is_ok()) raise(status);
 }
 
-std::shared_ptr<Group> ProcessGroupTide::own_group(const std::string& operation) {
-  Result<std::shared_ptr<Group>> group = engine_.group();
+std::shared_ptr<Group> ProcessGroupTide::own_group(const std::string& operation,
+                                                   const at::Device& device) {
+  Result<EngineLink*> link = engines_.link(device_ordinal(device));
+  TORCH_CHECK(link.is_ok(), "tide: ", where(operation), ": ", link.status().message());
+  Result<std::shared_ptr<Group>> group = link.value()->group();
   if (group.is_ok()) {
     if (const Status broken = group.value()->error(); !broken.is_ok()) {
       raise(Status(broken.kind(), where(operation) + ": the group is broken: " + broken.message()));
@@ -51,30 +55,41 @@ std::shared_ptr<Group> ProcessGroupTide::own_group(const std::string& operation)
   return nullptr;
 }
 
-std::shared_ptr<Group> ProcessGroupTide::required_group(const std::string& operation) {
-  std::shared_ptr<Group> group = own_group(operation);
+std::shared_ptr<Group> ProcessGroupTide::required_group(const std::string& operation,
+                                                        const at::Device& device) {
+  std::shared_ptr<Group> group = own_group(operation, device);
   TORCH_CHECK(group, "tide: ", where(operation), " cannot be served: ", why_delegated()[operation]);
   return group;
 }
 
-WorkTide::Call ProcessGroupTide::work_call(std::shared_ptr<Operation> operation,
-                                           c10d::OpType type) {
+WorkTide::Call ProcessGroupTide::work_call(const std::shared_ptr<Group>& group,
+                                           std::shared_ptr<Operation> operation, c10d::OpType type,
+                                           const at::Device& device) {
   WorkTide::Call call;
   call.operation = std::move(operation);
   call.type = type;
   call.rank = getRank();
   call.sequence = calls_++;
   call.group = options_->group_name;
-  call.timeout = engine_.timeout();
+  call.timeout = engines_.timeout();
   call.check_signals = edge_.check_signals;
   call.kept = kept_;
+  call.device = device;
+  call.engine = group;
   kept_->sweep();
   return call;
 }
 
+ProcessGroupTide::Planned ProcessGroupTide::planned_group(int plan, const std::string& place) {
+  std::lock_guard<std::mutex> lock(call_mutex_);
+  const auto found = plans_.find(plan);
+  TORCH_CHECK(found != plans_.end(), "tide: ", place, ": there is no such plan");
+  return found->second;
+}
+
 std::vector<PlanAnswer> ProcessGroupTide::plan(const std::vector<PlanRequest>& requests,
-                                               int prefetch_depth) {
-  std::shared_ptr<Group> group = own_group("plan");
+                                               int prefetch_depth, const at::Device& device) {
+  std::shared_ptr<Group> group = own_group("plan", device);
   if (!group) {
     PlanAnswer refused;
     refused.reason = why_delegated()["plan"];
@@ -88,39 +103,43 @@ std::vector<PlanAnswer> ProcessGroupTide::plan(const std::vector<PlanRequest>& r
   Result<std::vector<PlanAnswer>> answers = group->plan(requests, prefetch_depth);
   raise_if_error(answers.status());
   for (size_t i = 0; i < requests.size(); ++i) {
-    if (answers.value()[i].accepted) plans_[answers.value()[i].plan] = requests[i].parameters;
+    PlanAnswer& answer = answers.value()[i];
+    if (!answer.accepted) continue;
+    answer.plan = plan_handle(answer.plan, device);
+    plans_.insert_or_assign(answer.plan, Planned{requests[i].parameters, device});
   }
   return answers.value();
 }
 
 c10::intrusive_ptr<GatherWork> ProcessGroupTide::gather_planned(
     int plan, const std::vector<at::Tensor>& shards, const std::vector<at::Tensor>& outputs) {
-  std::shared_ptr<Group> group = required_group("gather");
-  std::lock_guard<std::mutex> lock(call_mutex_);
   const std::string place = where("gather of plan " + std::to_string(plan));
-  auto found = plans_.find(plan);
-  TORCH_CHECK(found != plans_.end(), "tide: ", place, ": there is no such plan");
-  const std::vector<Parameter>& parameters = found->second;
+  const Planned planned = planned_group(plan, place);
+  const std::vector<Parameter>& parameters = planned.parameters;
+  const std::string device = planned.device.str();
+  std::shared_ptr<Group> group = required_group("gather", planned.device);
+  std::lock_guard<std::mutex> lock(call_mutex_);
   TORCH_CHECK(shards.size() == parameters.size() && outputs.size() == parameters.size(),
               "tide: ", place, ": wanted ", parameters.size(), " shards and outputs, got ",
               shards.size(), " and ", outputs.size());
   GatherCall call;
-  call.plan = plan;
+  call.plan = plan_of(plan);
+  call.stream = current_stream(planned.device);
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = parameters[i];
     const TensorView view = view_of(shards[i], false);
     const Status right = check_tensor(place, "the shard of '" + parameter.name + "'", view,
-                                      parameter.shard_dtype, parameter.shard_numel);
+                                      parameter.shard_dtype, parameter.shard_numel, device);
     TORCH_CHECK(right.is_ok(), "tide: ", right.message());
     const at::Tensor& output = outputs[i];
-    TORCH_CHECK(output.device().is_cpu() && dtype_of(output.scalar_type()) == parameter.dtype &&
-                    output.numel() <= parameter.shard_numel * getSize() &&
-                    output.storage_offset() == 0,
-                "tide: ", place, ": the output of '", parameter.name, "' wanted on cpu, of dtype ",
-                dtype_name(parameter.dtype), ", with at most ", parameter.shard_numel * getSize(),
-                " elements from its storage's start; got on ", output.device(), ", of dtype ",
-                c10::toString(output.scalar_type()), ", with ", output.numel(), " from element ",
-                output.storage_offset());
+    TORCH_CHECK(
+        output.device() == planned.device && dtype_of(output.scalar_type()) == parameter.dtype &&
+            output.numel() <= parameter.shard_numel * getSize() && output.storage_offset() == 0,
+        "tide: ", place, ": the output of '", parameter.name, "' wanted on ", device, ", of dtype ",
+        dtype_name(parameter.dtype), ", with at most ", parameter.shard_numel * getSize(),
+        " elements from its storage's start; got on ", output.device(), ", of dtype ",
+        c10::toString(output.scalar_type()), ", with ", output.numel(), " from element ",
+        output.storage_offset());
     const c10::StorageImpl& storage = *output.storage().unsafeGetStorageImpl();
     TORCH_CHECK(storage.nbytes() == 0 && storage.resizable(), "tide: ", place, ": the storage of '",
                 parameter.name, "' wanted empty and resizable, got ", storage.nbytes(),
@@ -141,18 +160,21 @@ c10::intrusive_ptr<GatherWork> ProcessGroupTide::gather_planned(
                      started.value().lease);
     TORCH_CHECK(refusal.empty(), "tide: ", place, ": '", parameters[i].name, "': ", refusal);
   }
-  WorkTide::Call work = work_call(started.value().operation, c10d::OpType::_ALLGATHER_BASE);
+  WorkTide::Call work =
+      work_call(group, started.value().operation, c10d::OpType::_ALLGATHER_BASE, planned.device);
   work.inputs = shards;
   return c10::make_intrusive<GatherWork>(std::move(work), started.value().slot);
 }
 
 void ProcessGroupTide::vacate(int plan) {
-  std::shared_ptr<Group> group = engine_.group_if_made();
+  std::shared_ptr<Group> group = engines_.made(is_on_gpu(plan));
   if (!group) return;
   std::lock_guard<std::mutex> lock(call_mutex_);
+  const auto found = plans_.find(plan);
+  const at::Device device = found == plans_.end() ? at::Device(at::kCPU) : found->second.device;
   // A broken or closed group has no slots to take back; its next call says what is wrong.
-  const Status vacated = group->vacate(plan);
-  if (plans_.count(plan) == 0) throw_if_error(vacated);
+  const Status vacated = group->vacate(plan_of(plan), current_stream(device));
+  if (found == plans_.end()) throw_if_error(vacated);
 }
 
 void ProcessGroupTide::forget(int plan) {
@@ -161,16 +183,16 @@ void ProcessGroupTide::forget(int plan) {
     std::lock_guard<std::mutex> lock(forgotten_mutex_);
     forgotten_.push_back(plan);
   }
-  if (std::shared_ptr<Group> group = engine_.group_if_made()) group->forget(plan);
+  if (std::shared_ptr<Group> group = engines_.made(is_on_gpu(plan))) group->forget(plan_of(plan));
 }
 
 c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedReduce& call) {
-  std::shared_ptr<Group> group = required_group("reduce");
-  std::lock_guard<std::mutex> lock(call_mutex_);
   const std::string place = where("reduce of plan " + std::to_string(call.plan));
-  auto found = plans_.find(call.plan);
-  TORCH_CHECK(found != plans_.end(), "tide: ", place, ": there is no such plan");
-  const std::vector<Parameter>& parameters = found->second;
+  const Planned planned = planned_group(call.plan, place);
+  const std::vector<Parameter>& parameters = planned.parameters;
+  const std::string device = planned.device.str();
+  std::shared_ptr<Group> group = required_group("reduce", planned.device);
+  std::lock_guard<std::mutex> lock(call_mutex_);
   const size_t count = call.parameters.size();
   TORCH_CHECK(call.gradients.size() == count, "tide: ", place,
               ": wanted one gradient per parameter, got ", call.gradients.size(), " for ", count);
@@ -190,11 +212,13 @@ c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedRed
     wanted += parameters[p].shard_numel;
   }
   const TensorView flat = view_of(call.output, true);
-  const Status flat_right = check_tensor(place, "the flat output", flat, flat.dtype, wanted);
+  const Status flat_right =
+      check_tensor(place, "the flat output", flat, flat.dtype, wanted, device);
   TORCH_CHECK(flat_right.is_ok(), "tide: ", flat_right.message());
 
   ReduceCall reduce;
-  reduce.plan = call.plan;
+  reduce.plan = plan_of(call.plan);
+  reduce.stream = current_stream(planned.device);
   reduce.output_dtype = flat.dtype;
   reduce.slot_reuse = call.slot_reuse;
   reduce.options.scale = call.scale;
@@ -205,7 +229,7 @@ c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedRed
     const Parameter& parameter = parameters[call.parameters[i]];
     const TensorView gradient = view_of(call.gradients[i], false);
     const Status right = check_tensor(place, "the gradient of '" + parameter.name + "'", gradient,
-                                      gradient.dtype, parameter.unsharded_numel);
+                                      gradient.dtype, parameter.unsharded_numel, device);
     TORCH_CHECK(right.is_ok(), "tide: ", right.message());
     reduce.parameters.push_back(call.parameters[i]);
     reduce.gradient_dtypes.push_back(gradient.dtype);
@@ -216,7 +240,8 @@ c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedRed
   }
   Result<std::shared_ptr<Operation>> started = group->reduce(reduce);
   raise_if_error(started.status());
-  WorkTide::Call work = work_call(started.value(), c10d::OpType::_REDUCE_SCATTER_BASE);
+  WorkTide::Call work =
+      work_call(group, started.value(), c10d::OpType::_REDUCE_SCATTER_BASE, planned.device);
   work.inputs = call.gradients;
   work.outputs = {call.output};
   return c10::make_intrusive<ReduceWork>(std::move(work));
@@ -224,7 +249,15 @@ c10::intrusive_ptr<ReduceWork> ProcessGroupTide::reduce_planned(const PlannedRed
 
 std::map<std::string, int64_t> ProcessGroupTide::counters() const {
   GroupCounters counters;
-  if (std::shared_ptr<Group> group = engine_.group_if_made()) counters = group->counters();
+  for (const std::shared_ptr<Group>& group : engines_.made()) {
+    const GroupCounters one = group->counters();
+    counters.operations += one.operations;
+    counters.bytes_pushed += one.bytes_pushed;
+    counters.bytes_copied += one.bytes_copied;
+    counters.bytes_summed += one.bytes_summed;
+    counters.arena_bytes += one.arena_bytes;
+    counters.plans += one.plans;
+  }
   return {{"operations", static_cast<int64_t>(counters.operations)},
           {"bytes_pushed", static_cast<int64_t>(counters.bytes_pushed)},
           {"bytes_copied", static_cast<int64_t>(counters.bytes_copied)},
@@ -234,8 +267,9 @@ std::map<std::string, int64_t> ProcessGroupTide::counters() const {
 }
 
 std::string ProcessGroupTide::flight_record() const {
-  std::shared_ptr<Group> group = engine_.group_if_made();
-  return group ? group->flight_record() : "[]";
+  // The GPU's where there is one.
+  const std::vector<std::shared_ptr<Group>> groups = engines_.made();
+  return groups.empty() ? "[]" : groups.back()->flight_record();
 }
 
 }  // namespace tide

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/c10d/errors.h"
+#include "backend/c10d/streams.h"
 #include "backend/c10d/work_all.h"
 
 namespace tide {
@@ -44,7 +45,8 @@ ProcessGroupTide::ProcessGroupTide(c10::intrusive_ptr<c10d::Store> store, int ra
       edge_(std::move(edge)),
       process_(getpid()),
       adapter_(std::make_shared<StoreAdapter>(store_, edge_.check_signals)),
-      engine_(engine_options(*options_, rank, size, adapter_), adapter_) {}
+      engines_(engine_options(*options_, rank, size, adapter_), adapter_,
+               [](int) { empty_allocator_cache(); }) {}
 
 ProcessGroupTide::~ProcessGroupTide() {
   if (getpid() != process_) {
@@ -93,7 +95,7 @@ std::vector<BackendPointer> ProcessGroupTide::inners_made() const {
 
 void ProcessGroupTide::drop_inners() {
   auto drop = [this] {
-    engine_.close();
+    engines_.close();
     kept_->sweep(true);
     std::map<std::string, BackendPointer> dropped;
     {
@@ -148,7 +150,7 @@ BackendPointer ProcessGroupTide::split(const c10::intrusive_ptr<c10d::Store>& st
 
 void ProcessGroupTide::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
-  engine_.set_timeout(timeout);
+  engines_.set_timeout(timeout);
   for (const auto& inner : inners_made()) inner->setTimeout(timeout);
 }
 
@@ -185,7 +187,7 @@ void ProcessGroupTide::enableCollectivesTiming() {
 }
 
 c10d::ErrorType ProcessGroupTide::getError() {
-  if (std::shared_ptr<Group> group = engine_.group_if_made()) {
+  for (const std::shared_ptr<Group>& group : engines_.made()) {
     const ErrorKind kind = group->error().kind();
     if (kind == ErrorKind::kTimeout) return c10d::ErrorType::TIMEOUT;
     if (kind == ErrorKind::kPeerLost) return c10d::ErrorType::REMOTE_ERROR;
@@ -214,15 +216,15 @@ bool ProcessGroupTide::supportsTensorAlloc(c10::DeviceIndex device_index) {
 void ProcessGroupTide::abort() {
   const Status reason(ErrorKind::kPeerLost, where("abort") + ": the process group was aborted");
   adapter_->stop(reason);
-  engine_.abort(reason);
-  engine_.close();
+  engines_.abort(reason);
+  engines_.close();
   for (const auto& inner : inners_made()) inner->abort();
 }
 
 void ProcessGroupTide::shutdown() {
   adapter_->stop(
       Status(ErrorKind::kPeerLost, where("shutdown") + ": the process group was destroyed"));
-  engine_.close();
+  engines_.close();
   for (const auto& inner : inners_made()) inner->shutdown();
 }
 

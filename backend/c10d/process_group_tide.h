@@ -21,7 +21,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "backend/c10d/engine_link.h"
+#include "backend/c10d/engines.h"
 #include "backend/c10d/options.h"
 #include "backend/c10d/store_adapter.h"
 #include "backend/c10d/tensor_view.h"
@@ -60,6 +60,13 @@ struct TensorLists {
   std::vector<TensorView> inputs;
   std::vector<int64_t> rows;  // empty: all 1
 };
+
+// Plans of the two engines under one number.
+inline int plan_handle(int plan, const at::Device& device) {
+  return 2 * plan + (device.is_cpu() ? 0 : 1);
+}
+inline int plan_of(int handle) { return handle / 2; }
+inline bool is_on_gpu(int handle) { return handle % 2 == 1; }
 
 class ProcessGroupTide : public c10d::Backend {
  public:
@@ -160,7 +167,8 @@ class ProcessGroupTide : public c10d::Backend {
   void shutdown() override;
 
   // FSDP2 groups; see python/tide/_C.pyi. In planned_groups.cc.
-  std::vector<PlanAnswer> plan(const std::vector<PlanRequest>& requests, int prefetch_depth);
+  std::vector<PlanAnswer> plan(const std::vector<PlanRequest>& requests, int prefetch_depth,
+                               const at::Device& device);
   c10::intrusive_ptr<GatherWork> gather_planned(int plan, const std::vector<at::Tensor>& shards,
                                                 const std::vector<at::Tensor>& outputs);
   void vacate(int plan);
@@ -178,7 +186,8 @@ class ProcessGroupTide : public c10d::Backend {
   c10::intrusive_ptr<ReduceWork> reduce_planned(const PlannedReduce& call);
 
   // tide.empty, tide.register and described lists. In layout_collectives.cc.
-  at::Tensor allocate(const std::vector<int64_t>& sizes, at::ScalarType dtype);
+  at::Tensor allocate(const std::vector<int64_t>& sizes, at::ScalarType dtype,
+                      const at::Device& device);
   void register_tensors(const std::vector<at::Tensor>& tensors);
   WorkPointer gather_layout(const std::vector<at::Tensor>& outputs,
                             const std::vector<at::Tensor>& inputs,
@@ -193,24 +202,31 @@ class ProcessGroupTide : public c10d::Backend {
   std::map<std::string, std::string> why_delegated() const;
 
  private:
-  // The engine's group, made now if need be (collective then). Null when `operation` must be
-  // delegated: the reason is noted, and the same on all ranks. Throws DistBackendError when the
-  // group is broken.
-  std::shared_ptr<Group> own_group(const std::string& operation);
+  // The engine's group of a device, made now if need be (collective then). Null when `operation`
+  // must be delegated: the reason is noted, and the same on all ranks. Throws DistBackendError when
+  // the group is broken.
+  std::shared_ptr<Group> own_group(const std::string& operation, const at::Device& device);
   // Throws what interrupted a wait of this thread (KeyboardInterrupt), else DistBackendError.
   [[noreturn]] void raise(const Status& status) const;
   void raise_if_error(const Status& status) const;
+  struct Planned {
+    std::vector<Parameter> parameters;
+    at::Device device;
+  };
+  Planned planned_group(int plan, const std::string& place);
   void note_delegated(const std::string& operation, const std::string& reason);
   std::string where(const std::string& operation) const;
   std::shared_ptr<const GroupLayout> layout_of(std::vector<Parameter> parameters);
-  WorkTide::Call work_call(std::shared_ptr<Operation> operation, c10d::OpType type);
+  WorkTide::Call work_call(const std::shared_ptr<Group>& group,
+                           std::shared_ptr<Operation> operation, c10d::OpType type,
+                           const at::Device& device);
   // The group for one of `operation`'s direct calls, which cannot be delegated.
-  std::shared_ptr<Group> required_group(const std::string& operation);
+  std::shared_ptr<Group> required_group(const std::string& operation, const at::Device& device);
   // The two collectives on lists that were checked. Null when the engine refuses, on all ranks
   // alike.
-  WorkPointer gather_lists(Group& group, const TensorLists& lists);
-  WorkPointer reduce_lists(Group& group, const TensorLists& lists, DType output_dtype,
-                           const AccumulateOptions& options);
+  WorkPointer gather_lists(const std::shared_ptr<Group>& group, const TensorLists& lists);
+  WorkPointer reduce_lists(const std::shared_ptr<Group>& group, const TensorLists& lists,
+                           DType output_dtype, const AccumulateOptions& options);
   // Throws in a process that was forked from the one that made the group.
   void check_own_process() const;
   c10d::Backend& route(const at::Tensor& tensor);
@@ -230,11 +246,11 @@ class ProcessGroupTide : public c10d::Backend {
   std::map<std::string, BackendPointer> inners_;  // by device type; "cpu" where one serves both
 
   const std::shared_ptr<StoreAdapter> adapter_;
-  EngineLink engine_;
+  Engines engines_;
   std::mutex call_mutex_;  // the engine wants one call at a time
   uint64_t calls_ = 0;
   const std::shared_ptr<KeptTensors> kept_ = std::make_shared<KeptTensors>();
-  std::map<int, std::vector<Parameter>> plans_;  // accepted ones, by the engine's number
+  std::map<int, Planned> plans_;  // accepted ones, by plan_handle()
   std::mutex forgotten_mutex_;
   std::vector<int> forgotten_;                               // and still in plans_
   std::vector<std::shared_ptr<const GroupLayout>> layouts_;  // of recent lists, newest last

@@ -1,8 +1,7 @@
 #include "backend/c10d/storage_binding.h"
 
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/Allocator.h>
 
-#include <cstring>
 #include <utility>
 
 namespace tide {
@@ -35,13 +34,13 @@ std::string bind_storage(c10::StorageImpl& storage, void* address, size_t bytes,
 }
 
 std::string movable(const c10::StorageImpl& storage) {
-  if (storage.data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter()) return "";
+  const c10::Allocator* own = c10::GetAllocator(storage.device_type());
+  if (own != nullptr && storage.data_ptr().get_deleter() == own->raw_deleter()) return "";
   return "its memory is not torch's own (shared, mapped or borrowed), so it cannot move";
 }
 
 void move_storage(c10::StorageImpl& storage, void* address, std::shared_ptr<void> keep_alive) {
   if (storage.nbytes() == 0) return;
-  std::memcpy(address, storage.data(), storage.nbytes());
   storage.set_data_ptr_noswap(data_pointer(address, std::move(keep_alive), storage.device()));
   storage.set_resizable(false);
 }

@@ -17,11 +17,11 @@ namespace tide {
 std::string bind_storage(c10::StorageImpl& storage, void* address, size_t bytes,
                          std::shared_ptr<void> keep_alive);
 
-// Why move_storage() may not move it: memory that torch's CPU allocator did not give. Empty: it
-// may.
+// Why move_storage() may not move it: memory that torch's allocator of its device did not give.
+// Empty: it may.
 std::string movable(const c10::StorageImpl& storage);
 
-// Moves a movable storage to `address` with its bytes, and fixes its size.
+// Moves a movable storage to `address`, where its bytes have been copied, and fixes its size.
 void move_storage(c10::StorageImpl& storage, void* address, std::shared_ptr<void> keep_alive);
 
 // Whether bind_storage() or move_storage() put it where it is.

@@ -23,9 +23,11 @@ Status invalid(const std::string& where, const std::string& sentence) {
   return Status(ErrorKind::kInvalidUse, where + ": " + sentence);
 }
 
-Status check_one(const std::string& where, const TensorView& tensor, const std::string& name) {
-  if (tensor.device != "cpu") {
-    return invalid(where, name + " wanted on cpu like the others, got on " + tensor.device);
+Status check_one(const std::string& where, const TensorView& tensor, const std::string& name,
+                 const std::string& device) {
+  if (tensor.device != device) {
+    return invalid(where,
+                   name + " wanted on " + device + " like the others, got on " + tensor.device);
   }
   if (!tensor.contiguous) {
     return invalid(where,
@@ -71,6 +73,9 @@ Status check_pairs(const std::string& where, const std::vector<TensorView>& whol
                               std::to_string(rows.size()) + " for " +
                               std::to_string(shards.size()) + " tensors");
   }
+  // The inputs chose the path; a list without any is empty.
+  const std::vector<TensorView>& inputs = shards_are_outputs ? wholes : shards;
+  const std::string device = inputs.empty() ? "cpu" : inputs.front().device;
   std::vector<Range> ranges;
   ranges.reserve(2 * shards.size());
   auto add = [&ranges](const TensorView& tensor, bool written, bool output, size_t index) {
@@ -83,8 +88,8 @@ Status check_pairs(const std::string& where, const std::vector<TensorView>& whol
     const TensorView& shard = shards[i];
     const std::string whole_name = tensor_name(!shards_are_outputs, i);
     const std::string shard_name = tensor_name(shards_are_outputs, i);
-    TIDE_RETURN_IF_ERROR(check_one(where, whole, whole_name));
-    TIDE_RETURN_IF_ERROR(check_one(where, shard, shard_name));
+    TIDE_RETURN_IF_ERROR(check_one(where, whole, whole_name, device));
+    TIDE_RETURN_IF_ERROR(check_one(where, shard, shard_name, device));
     if (same_dtype && whole.type_name != shard.type_name) {
       return invalid(where, "output " + std::to_string(i) + " wanted of its input's dtype " +
                                 (shards_are_outputs ? whole : shard).type_name + ", got " +
@@ -144,8 +149,8 @@ std::vector<Parameter> parameters_of(const std::vector<TensorView>& wholes,
 }
 
 Status check_tensor(const std::string& where, const std::string& name, const TensorView& tensor,
-                    DType dtype, int64_t numel) {
-  TIDE_RETURN_IF_ERROR(check_one(where, tensor, name));
+                    DType dtype, int64_t numel, const std::string& device) {
+  TIDE_RETURN_IF_ERROR(check_one(where, tensor, name, device));
   if (tensor.dtype != dtype || !tensor.known_dtype) {
     return invalid(where,
                    name + " wanted of dtype " + dtype_name(dtype) + ", got " + tensor.type_name);

@@ -13,7 +13,7 @@
 namespace tide {
 
 struct TensorView {
-  void* data = nullptr;  // first element; null for an empty tensor or one on another device
+  void* data = nullptr;  // first element; null for an empty tensor or one on a foreign device
   int64_t numel = 0;
   DType dtype = DType::kBytes;
   bool known_dtype = true;  // false: torch has a type that tide has no name for
@@ -45,6 +45,6 @@ std::vector<Parameter> parameters_of(const std::vector<TensorView>& wholes,
 
 // One tensor of a planned group against what the plan says.
 Status check_tensor(const std::string& where, const std::string& name, const TensorView& tensor,
-                    DType dtype, int64_t numel);
+                    DType dtype, int64_t numel, const std::string& device = "cpu");
 
 }  // namespace tide

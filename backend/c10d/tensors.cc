@@ -65,9 +65,8 @@ TensorView view_of(const at::Tensor& tensor, bool written) {
     return view;
   }
   view.contiguous = tensor.is_contiguous();
-  if (!tensor.device().is_cpu()) {
-    view.device = tensor.device().str();
-  } else if (view.numel > 0) {
+  if (!tensor.device().is_cpu()) view.device = tensor.device().str();
+  if (view.numel > 0 && (tensor.device().is_cpu() || tensor.device().is_cuda())) {
     view.data = written ? tensor.mutable_data_ptr() : const_cast<void*>(tensor.const_data_ptr());
   }
   return view;

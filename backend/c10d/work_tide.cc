@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/c10d/errors.h"
+#include "backend/c10d/streams.h"
 
 namespace tide {
 namespace {
@@ -38,7 +39,20 @@ std::exception_ptr WorkTide::exception() const {
   return status.is_ok() ? nullptr : dist_backend_error(status);
 }
 
+// The error that has broken the group so far is this operation's, unless it was done before.
+void WorkTide::order_current_stream(bool reads_only) {
+  Operation& operation = *call_.operation;
+  if (!operation.is_done()) throw_if_error(call_.engine->error());
+  void* stream = current_stream(call_.device);
+  throw_if_error(reads_only ? operation.release_read(stream) : operation.release(stream));
+}
+
 bool WorkTide::wait(std::chrono::milliseconds timeout) {
+  if (!call_.device.is_cpu()) {
+    order_current_stream(false);
+    call_.kept->drop(completion_key_);
+    return true;
+  }
   const bool bounded = timeout > kNoTimeout;
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   Operation& operation = *call_.operation;
@@ -66,7 +80,8 @@ bool WorkTide::wait(std::chrono::milliseconds timeout) {
 }
 
 void WorkTide::wait_read() {
-  while (true) {
+  if (!call_.device.is_cpu()) order_current_stream(true);
+  while (call_.device.is_cpu()) {
     const Status status = call_.operation->wait_read(kSignalInterval);
     if (status.is_ok()) break;
     if (call_.operation->is_done()) {
@@ -78,6 +93,17 @@ void WorkTide::wait_read() {
   call_.kept->drop_inputs(completion_key_);
 }
 
+// Complete at once, behind the operation in stream order: who waits for it waits on a stream.
+c10::intrusive_ptr<c10::ivalue::Future> WorkTide::stream_future() {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{call_.device});
+  on_side_stream(call_.device, [&] {
+    order_current_stream(false);
+    future->markCompleted(c10::IValue(call_.outputs));
+  });
+  return future;
+}
+
 void WorkTide::abort() {
   TORCH_CHECK(false,
               "one operation of a tide group cannot be aborted alone; abort the process group");
@@ -86,6 +112,7 @@ void WorkTide::abort() {
 c10::intrusive_ptr<c10::ivalue::Future> WorkTide::getFuture() {
   std::lock_guard<std::mutex> lock(future_mutex_);
   if (future_) return future_;
+  if (!call_.device.is_cpu()) return future_ = stream_future();
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   // The callback gives away all that it holds: nothing of torch's goes on the completion thread.
   struct Completion {

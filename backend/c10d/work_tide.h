@@ -1,7 +1,9 @@
 // One of tide's own collectives as c10d sees it.
 //
 // The group's KeptTensors hold the tensors until the operation is done, also when the Work is
-// dropped before; the inputs only until wait_read() has returned. Waits release nothing themselves
+// dropped before; the inputs only until wait_read() has returned. On a GPU waits order the calling
+// thread's current stream behind the operation and return at once; tensors are then the caller's to
+// keep, as with NCCL. Waits release nothing themselves
 // (c10d's bindings call without the GIL), and look for signals every 100 ms. Futures complete on
 // the engine's completion thread, which never takes the GIL by itself; a Python callback of the
 // future takes it for itself.
@@ -15,7 +17,7 @@
 #include <vector>
 
 #include "backend/c10d/kept_tensors.h"
-#include "backend/engine/operation.h"
+#include "backend/engine/group.h"
 
 namespace tide {
 
@@ -30,6 +32,8 @@ class WorkTide : public c10d::Work {
     std::vector<at::Tensor> outputs;  // result() and the future's value
     std::vector<at::Tensor> inputs;   // handed on to `kept`
     std::shared_ptr<KeptTensors> kept;
+    c10::Device device{c10::kCPU};
+    std::shared_ptr<Group> engine;
     std::chrono::milliseconds timeout{0};
     std::function<void()> check_signals;  // throws to interrupt a wait
   };
@@ -41,8 +45,8 @@ class WorkTide : public c10d::Work {
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override { return call_.outputs; }
-  // CPU work is complete after wait(); there is no stream to order.
   void synchronize() override { wait(kNoTimeout); }
+  void blockCurrentStream() override { wait(kNoTimeout); }
   // Throws DistBackendError when the operation failed, or is not done after `timeout` (it goes on
   // then).
   bool wait(std::chrono::milliseconds timeout) override;
@@ -53,11 +57,14 @@ class WorkTide : public c10d::Work {
   std::chrono::milliseconds getTimeout() const { return call_.timeout; }
   uint64_t getCompletionKey() const { return completion_key_; }
 
-  // Until the inputs have been read; they may be freed or overwritten then, and are no longer held
-  // here.
+  // Until the inputs have been read; they may be freed or overwritten then (on a GPU: behind the
+  // current stream), and are no longer held here.
   void wait_read();
 
  private:
+  void order_current_stream(bool reads_only);
+  c10::intrusive_ptr<c10::ivalue::Future> stream_future();
+
   Call call_;
   const uint64_t completion_key_;  // never reused in this process
   std::mutex future_mutex_;

@@ -45,8 +45,16 @@ class Backend(torch._C._distributed_c10d.Backend):
     def inner_if_made(self, device_type: str) -> torch._C._distributed_c10d.Backend | None: ...
 
     # FSDP2 groups (python/tide/fsdp). All collective, same order on all ranks.
-    def plan(self, requests: Sequence[PlanRequest], prefetch_depth: int) -> list[PlanAnswer]:
-        """One vote over all groups of a root. Raises DistBackendError when the vote itself fails."""
+    # On a GPU a call comes behind the current stream, and its Work's waits order the current stream
+    # behind it.
+    def plan(
+        self,
+        requests: Sequence[PlanRequest],
+        prefetch_depth: int,
+        device: torch.device = ...,
+    ) -> list[PlanAnswer]:
+        """One vote over all groups of a root, whose parameters are on `device`. Raises DistBackendError when the
+        vote itself fails."""
     def gather(
         self, plan: int, shards: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> GatherWork | None:
@@ -77,8 +85,10 @@ class Backend(torch._C._distributed_c10d.Backend):
 
     # tide.lists: `rows` per tensor as in tide.GroupLayout, empty for all 1. Wrong arguments raise
     # RuntimeError naming the tensor, wanted and got.
-    def allocate(self, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A zeroed CPU tensor of this shape in memory that peers can write. Collective."""
+    def allocate(
+        self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device = ...
+    ) -> torch.Tensor:
+        """A zeroed tensor of this shape in memory that peers can write. Collective."""
     def register(self, tensors: Sequence[torch.Tensor]) -> None:
         """Moves the tensors' storages to such memory. Collective."""
     def gather_layout(

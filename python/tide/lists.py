@@ -31,7 +31,9 @@ def empty(
     destroyed. Raises ValueError when `device` is not tide's in this group, and DistBackendError
     when a rank cannot provide the memory.
     """
-    return _backend(group, device).allocate(size, dtype or torch.get_default_dtype())
+    return _backend(group, device).allocate(
+        size, dtype or torch.get_default_dtype(), torch.device(device)
+    )
 
 
 def register(
@@ -45,10 +47,11 @@ def register(
     Collective, once for a list that is gathered into again and again; same sizes on all ranks. All
     tensors and views of those storages move along; they cannot be resized afterwards. Inputs are
     read where they are: naming them is allowed and changes nothing. Raises RuntimeError when a
-    tensor's memory is not torch's own (shared, mapped, from numpy).
+    tensor's memory is not torch's own (shared, mapped, from numpy). On a GPU gathers into other
+    memory go to the inner backend.
     """
     del inputs
-    _backend(group, "cpu").register(list(outputs))
+    _backend(group, _device(outputs)).register(list(outputs))
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class GroupLayout:
         Returns a Work with async_op, else None when done. Raises RuntimeError naming the tensor,
         wanted and got.
         """
-        work = _backend(group, "cpu").gather_layout(list(outputs), list(inputs), list(self.rows))
+        backend = _backend(group, _device(inputs))
+        work = backend.gather_layout(list(outputs), list(inputs), list(self.rows))
         return _finish(work, async_op)
 
     def reduce_scatter(
@@ -113,9 +117,8 @@ class GroupLayout:
         are made in fp32 in rank order, multiplied by `scale` and rounded once. op: "sum", "min" or
         "max".
         """
-        work = _backend(group, "cpu").reduce_layout(
-            output, list(inputs), list(self.rows), op, scale
-        )
+        backend = _backend(group, _device(inputs))
+        work = backend.reduce_layout(output, list(inputs), list(self.rows), op, scale)
         return _finish(work, async_op)
 
 
@@ -126,9 +129,13 @@ def _finish(work: dist.Work, async_op: bool) -> dist.Work | None:
     return None
 
 
+def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
 def _backend(group: dist.ProcessGroup | None, device: torch.device | str) -> _C.Backend:
     backend = groups.of(group, device)
-    if backend is None or torch.device(device).type != "cpu":
+    if backend is None or torch.device(device).type not in ("cpu", "cuda"):
         raise ValueError(
             f"{torch.device(device).type} tensors of this group are not served by tide's own "
             "collectives"

@@ -80,7 +80,7 @@ class Backend:
     shared: int = 0
     log: list = field(default_factory=list)
 
-    def plan(self, requests, prefetch_depth):
+    def plan(self, requests, prefetch_depth, device=None):
         mine = [
             (r.refusal, r.name, [(p.shard_numel, p.dtype) for p in r.parameters]) for r in requests
         ]
@@ -149,7 +149,7 @@ class Backend:
         for index, gradient in zip(parameters, gradients, strict=True):
             spec = p.request.parameters[index]
             assert gradient.is_contiguous() and gradient.numel() == spec.unsharded_numel
-            full = torch.zeros(spec.shard_numel * ranks, dtype=summed_in)
+            full = torch.zeros(spec.shard_numel * ranks, dtype=summed_in, device=gradient.device)
             full[: gradient.numel()] = gradient.reshape(-1)
             padded.append(full.view(spec.rows, ranks, -1).transpose(0, 1).reshape(ranks, -1))
         mine = torch.cat(padded, 1)
@@ -162,8 +162,11 @@ class Backend:
         assert total.numel() == output.numel()
         return Done()
 
+    def forget(self, plan):
+        """Models are few in a test: nothing is taken back."""
+
     def counters(self):
-        return {"arena_bytes": 0}
+        return {"arena_bytes": 0, "plans": 0}
 
 
 @contextlib.contextmanager

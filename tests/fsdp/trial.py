@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+# "cuda": all ranks on one GPU, with gloo for stock. The test process itself never touches it.
+DEVICE = os.environ.get("TIDE_TEST_DEVICE", "cpu")
+
 
 class Setting:
     """One engine during one training: makes meshes on it."""
@@ -45,7 +49,7 @@ class Setting:
         """Sizes default to one dimension over all ranks."""
         shape = sizes or (dist.get_world_size(),)
         return init_device_mesh(
-            "cpu",
+            DEVICE,
             shape,
             mesh_dim_names=names,
             backend_override=dict.fromkeys(names, self._backend()),
@@ -58,11 +62,11 @@ class Setting:
 
     def _backend(self) -> Any:
         if self.engine != "tide":
-            return ("gloo", None)
+            return ("gloo" if DEVICE == "cpu" else "cpu:gloo,cuda:gloo", None)
         values = {
             k: int(v) if v.isdecimal() and k != "fsdp" else v for k, v in self.options.items()
         }
-        return ("tide", tide.Options(**values))
+        return ("tide", tide.Options(inner_cuda="gloo", **values))
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -117,7 +121,7 @@ class Trainer:
         torch.manual_seed(1000 + dist.get_rank())
 
     def words(self) -> torch.Tensor:
-        return torch.randint(0, models.WORDS, (2, 7))
+        return torch.randint(0, models.WORDS, (2, 7)).to(DEVICE)
 
     def backward(self) -> torch.Tensor:
         loss = models.loss_of(self.model, self.words())
@@ -184,6 +188,16 @@ VARIANTS = {
 PATHS = {"fsdp=gather": "gather", "fsdp=reduce": "reduce", "fsdp=0": "stock"}
 
 
+ENVIRONMENT = {"TIDE_INNER_CUDA": "gloo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def prepare_device() -> None:
+    """In a rank: its GPU, and products that give the same bits every time."""
+    if DEVICE == "cuda":
+        torch.cuda.set_device(0)
+        torch.use_deterministic_algorithms(True)
+
+
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
@@ -196,6 +210,7 @@ def check(
         pytest.skip(f"stock FSDP2 of torch {torch.__version__} cannot do this")
 
     def body(rank: int, size: int) -> Any:
+        prepare_device()
         stock = Trainer(case, "stock").run()
         moved = Trainer(case, "stock", moved=True).run()
         expected = Trainer(case, reference).run()
@@ -213,7 +228,7 @@ def check(
             )
         return results
 
-    ranks = run_ranks(case.ranks, body, timeout=280)
+    ranks = run_ranks(case.ranks, body, timeout=280, environment=ENVIRONMENT)
     for engine in engines:
         tried = [results[engine] for results in ranks]
         exact = VARIANTS.get(engine, "double") == "double" or case.exact_beside_stock

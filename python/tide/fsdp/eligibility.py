@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
 from tide.fsdp.probes import Torch
 
-SERVED_DEVICES = ("cpu",)
+SERVED_DEVICES = ("cpu", "cuda")
 SWITCHED_OFF = "TIDE_FSDP=0 leaves FSDP2 groups stock"
 
 

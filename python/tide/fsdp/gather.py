@@ -19,6 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 from tide.fsdp.comm import TideAllGather
 from tide.fsdp.probes import Arguments
 from tide.fsdp.record import GroupRecord
+from tide.fsdp.streams import current_stream, on_stream
 
 
 class GatherResult(AllGatherResult):
@@ -31,10 +32,14 @@ class GatherResult(AllGatherResult):
     fsdp_params: Sequence[Any]
 
     def wait(self) -> None:
-        """Every shard has arrived, and this rank's own pushes have read theirs."""
+        """Every shard has arrived, and this rank's own pushes have read theirs: here on the CPU, in
+        the current stream's order on a GPU."""
         work, self.work = self.work, None
         if self.record.pending is self:
             self.record.pending = None
+        stream = current_stream(self.all_gather_output.device)
+        if stream is not None and self.all_gather_event is not None:
+            stream.wait_event(self.all_gather_event)
         if work is not None:
             work.wait()
         self.shards = []
@@ -61,17 +66,27 @@ def all_gather(
     if record.pending is not None:
         record.pending.drop()
     reason = refusal(record, fsdp_params, arguments.get("group", args, kwargs))
-    result = None if reason else _start(record, fsdp_params)
+    stream = arguments.get("all_gather_stream", args, kwargs)
+    async_op = arguments.get("async_op", args, kwargs)
+    result = None
+    if not reason:
+        record.vacate()  # released without a reshard; a no-op otherwise
+        on_gpu = current_stream(arguments.get("device", args, kwargs)) is not None
+        if on_gpu:  # what torch would copy in comes first
+            stream.wait_stream(arguments.get("all_gather_copy_in_stream", args, kwargs))
+        with on_stream(stream if on_gpu else None):
+            result = _start(record, fsdp_params)
+            if result is not None and on_gpu and not async_op:
+                result[0].wait()  # the event below then stands for the arrival
     if result is None:
         record.stock_calls[reason or "gather: no slot was free for this call"] += 1
         return stock(*args, **kwargs)
     work, shards = result
     empty = torch.empty(0, device=shards[0].device)
-    event = arguments.get("all_gather_stream", args, kwargs).record_event()
-    async_op = arguments.get("async_op", args, kwargs)
+    event = stream.record_event()
     gathered = GatherResult(empty, event, work if async_op else None, [], [], [])
     gathered.record = record
-    gathered.work = work
+    gathered.work = None if on_gpu and not async_op else work
     gathered.shards = shards
     gathered.fsdp_params = fsdp_params
     record.pending = gathered
@@ -121,7 +136,6 @@ def _start(
     """Binds the outputs and starts the pushes. None when no slot is free, on all ranks alike."""
     backend = record.gather_backend
     assert backend is not None
-    record.vacate()  # released without a reshard; a no-op otherwise
     outputs = [
         _output(p, facts, record.ranks)
         for p, facts in zip(fsdp_params, record.parameters, strict=True)

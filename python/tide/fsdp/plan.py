@@ -169,12 +169,14 @@ def plan_root(root: Any, modules: Torch) -> None:
     candidates = [Candidate(group, modules) for state in states for group in groups_of(state)]
     _collect_deleted_models(candidates)
     depth = prefetch_depth(root, states, groups_of)
-    requests: dict[int, list[tuple[Candidate, Any, bool, bool]]] = {}
+    requests: dict[tuple[int, str], list[tuple[Candidate, Any, bool, bool]]] = {}
     for candidate in candidates:
         for backend, gathers, reduces in candidate.wanted():
-            requests.setdefault(id(backend), []).append((candidate, backend, gathers, reduces))
+            vote = (id(backend), candidate.group.device.type)
+            requests.setdefault(vote, []).append((candidate, backend, gathers, reduces))
     for asked in requests.values():
-        answers = asked[0][1].plan([c.request(g, r) for c, _, g, r in asked], depth)
+        first, backend = asked[0][:2]
+        answers = backend.plan([c.request(g, r) for c, _, g, r in asked], depth, first.group.device)
         for (candidate, backend, gathers, reduces), answer in zip(asked, answers, strict=True):
             candidate.take(answer, backend, gathers, reduces)
     _agree_across_replicas(candidates)

@@ -19,6 +19,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from tide.fsdp.comm import TideReduceScatter
 from tide.fsdp.probes import Arguments, Torch
 from tide.fsdp.record import SLOT_REUSE, GroupRecord
+from tide.fsdp.streams import current_stream
 
 PLACEHOLDER = "_tide_placeholder"
 # Gradient and output dtypes that go together: the first three are summed in fp32, fp64 in fp64.
@@ -42,6 +43,8 @@ class ReduceCall:
         self.divide_factor = divide_factor
         self.slot_reuse = moves_gradients(record)
         self.placeholder: torch.Tensor | None = None
+        # On a GPU: the gradients have been read. None on the CPU, where that has happened.
+        self.read_event: Any = None
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], dtype: torch.dtype, device: torch.device
@@ -56,8 +59,8 @@ class ReduceCall:
         return self.placeholder
 
     def run(self, output: torch.Tensor, op: Any) -> None:
-        """Starts the reduction and waits for it: on CPU torch's function goes on with the complete
-        output."""
+        """Starts the reduction and waits for it: on the CPU torch's function goes on with the
+        complete output, on a GPU what it enqueues on its (the current) stream does."""
         record = self.record
         assert record.reduce_backend is not None and self.placeholder is not None
         work = record.reduce_backend.reduce(
@@ -70,7 +73,11 @@ class ReduceCall:
             self.slot_reuse,
         )
         work.wait_read()
-        self.gradients.clear()
+        stream = current_stream(output.device)
+        if stream is None:
+            self.gradients.clear()
+        else:  # torch holds them until its compute stream has waited for this
+            self.read_event = stream.record_event()
         work.wait()
         record.reduces += 1
 
@@ -137,7 +144,7 @@ def reduce(
         result = stock(*args, **kwargs)
     finally:
         comm.call = None
-    return (call.gradients, *result[1:])
+    return (call.gradients, call.read_event or result[1], *result[2:])
 
 
 def copy_in(
