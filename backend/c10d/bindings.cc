@@ -164,6 +164,13 @@ void bind_storage_tools(py::module_& module) {
       py::arg("tensor"));
 }
 
+template <typename Value, typename... Arguments>
+auto telling_peers(Value (ProcessGroupTide::*method)(Arguments...)) {
+  return [method](ProcessGroupTide& backend, Arguments... arguments) -> Value {
+    return backend.telling_peers([&] { return (backend.*method)(arguments...); });
+  };
+}
+
 void bind_backend(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<ProcessGroupTide, c10d::Backend, c10::intrusive_ptr<ProcessGroupTide>>(module,
@@ -182,8 +189,8 @@ void bind_backend(py::module_& module) {
       .def("inner_if_made", &ProcessGroupTide::inner_if_made, py::arg("device_type"), NoGil())
       .def("plan", &ProcessGroupTide::plan, py::arg("requests"), py::arg("prefetch_depth"),
            py::arg("device") = at::Device(at::kCPU), NoGil())
-      .def("gather", &ProcessGroupTide::gather_planned, py::arg("plan"), py::arg("shards"),
-           py::arg("outputs"), NoGil())
+      .def("gather", telling_peers(&ProcessGroupTide::gather_planned), py::arg("plan"),
+           py::arg("shards"), py::arg("outputs"), NoGil())
       .def("vacate", &ProcessGroupTide::vacate, py::arg("plan"), NoGil())
       .def("forget", &ProcessGroupTide::forget, py::arg("plan"))
       .def(
@@ -199,17 +206,18 @@ void bind_backend(py::module_& module) {
                                                  std::move(op),
                                                  scale,
                                                  slot_reuse};
-            return backend.reduce_planned(call);
+            return backend.telling_peers([&] { return backend.reduce_planned(call); });
           },
           py::arg("plan"), py::arg("parameters"), py::arg("gradients"), py::arg("output"),
           py::arg("op"), py::arg("scale"), py::arg("slot_reuse"))
-      .def("allocate", &ProcessGroupTide::allocate, py::arg("sizes"), py::arg("dtype"),
-           py::arg("device") = at::Device(at::kCPU), NoGil())
-      .def("register", &ProcessGroupTide::register_tensors, py::arg("tensors"), NoGil())
-      .def("gather_layout", &ProcessGroupTide::gather_layout, py::arg("outputs"), py::arg("inputs"),
-           py::arg("rows"), NoGil())
-      .def("reduce_layout", &ProcessGroupTide::reduce_layout, py::arg("output"), py::arg("inputs"),
-           py::arg("rows"), py::arg("op"), py::arg("scale"), NoGil())
+      .def("allocate", telling_peers(&ProcessGroupTide::allocate), py::arg("sizes"),
+           py::arg("dtype"), py::arg("device") = at::Device(at::kCPU), NoGil())
+      .def("register", telling_peers(&ProcessGroupTide::register_tensors), py::arg("tensors"),
+           NoGil())
+      .def("gather_layout", telling_peers(&ProcessGroupTide::gather_layout), py::arg("outputs"),
+           py::arg("inputs"), py::arg("rows"), NoGil())
+      .def("reduce_layout", telling_peers(&ProcessGroupTide::reduce_layout), py::arg("output"),
+           py::arg("inputs"), py::arg("rows"), py::arg("op"), py::arg("scale"), NoGil())
       .def("counters", &ProcessGroupTide::counters, NoGil())
       .def("flight_record", &ProcessGroupTide::flight_record, NoGil())
       .def("why_delegated", &ProcessGroupTide::why_delegated, NoGil())

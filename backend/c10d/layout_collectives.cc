@@ -171,7 +171,7 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single_coalesced,
     } else {
       const Status right = check_gather_lists(where("all-gather"), lists.outputs, lists.inputs, {},
                                               getRank(), getSize());
-      TORCH_CHECK(right.is_ok(), "tide: ", right.message());
+      check_arguments(right);
       if (auto group = own_group(kAllGather, inputs.front().device())) {
         if (WorkPointer work = gather_lists(group, lists)) return tracked(std::move(work));
       }
@@ -198,7 +198,7 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single_coalesced,
     } else {
       const Status right = check_reduce_lists(where("reduce-scatter"), lists.outputs, lists.inputs,
                                               {}, getRank(), getSize(), false);
-      TORCH_CHECK(right.is_ok(), "tide: ", right.message());
+      check_arguments(right);
       if (auto group = own_group(kReduceScatter, inputs.front().device())) {
         // One operation per dtype, in the order in which the list first names them.
         std::vector<DType> dtypes;

@@ -35,6 +35,18 @@ void ProcessGroupTide::raise(const Status& status) const {
   std::rethrow_exception(dist_backend_error(status));
 }
 
+void ProcessGroupTide::tell_refusal(const std::string& reason) {
+  const std::string text = "rank " + std::to_string(getRank()) + ": " + reason;
+  for (const std::shared_ptr<Group>& group : engines_.made()) group->refuse(text);
+  adapter_->refuse(text);  // to those that wait for a group to be made
+}
+
+void ProcessGroupTide::check_arguments(const Status& right) {
+  if (right.is_ok()) return;
+  tell_refusal(right.message());
+  TORCH_CHECK(false, "tide: ", right.message());
+}
+
 void ProcessGroupTide::raise_if_error(const Status& status) const {
   if (!status.is_ok()) raise(status);
 }
@@ -45,6 +57,7 @@ std::shared_ptr<Group> ProcessGroupTide::own_group(const std::string& operation,
   TORCH_CHECK(link.is_ok(), "tide: ", where(operation), ": ", link.status().message());
   Result<std::shared_ptr<Group>> group = link.value()->group();
   if (group.is_ok()) {
+    adapter_->start_round(static_cast<int>(engines_.made().size()));
     if (const Status broken = group.value()->error(); !broken.is_ok()) {
       raise(Status(broken.kind(), where(operation) + ": the group is broken: " + broken.message()));
     }

@@ -195,6 +195,20 @@ class ProcessGroupTide : public c10d::Backend {
   WorkPointer reduce_layout(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                             const std::vector<int64_t>& rows, const std::string& op, double scale);
 
+  // Runs one of tide's own calls; what it refuses over its arguments (not what the engine fails
+  // over) is told to the peers, which may wait for this rank in that call.
+  template <typename Call>
+  auto telling_peers(const Call& call) {
+    try {
+      return call();
+    } catch (const c10::DistBackendError&) {
+      throw;
+    } catch (const c10::Error& error) {
+      tell_refusal(error.what_without_backtrace());
+      throw;
+    }
+  }
+
   std::map<std::string, int64_t> counters() const;
   std::string flight_record() const;
   // Operation name -> reason of its last delegation, for operations that tide has a path of its own
@@ -214,6 +228,9 @@ class ProcessGroupTide : public c10d::Backend {
     at::Device device;
   };
   Planned planned_group(int plan, const std::string& place);
+  void tell_refusal(const std::string& reason);
+  // TORCH_CHECK of arguments outside of telling_peers().
+  void check_arguments(const Status& right);
   void note_delegated(const std::string& operation, const std::string& reason);
   std::string where(const std::string& operation) const;
   std::shared_ptr<const GroupLayout> layout_of(std::vector<Parameter> parameters);

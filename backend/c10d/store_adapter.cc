@@ -9,6 +9,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kShortestPause{1};
 constexpr std::chrono::milliseconds kLongestPause{50};
+constexpr std::chrono::seconds kRefusalPatience{1};
 
 }  // namespace
 
@@ -52,9 +53,34 @@ Status StoreAdapter::set(const std::string& key, const std::string& value) {
   }
 }
 
+void StoreAdapter::start_round(int groups_made) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (std::exchange(round_, groups_made) != groups_made) refusals_ = 0;
+}
+
+std::string StoreAdapter::refusal_key(int further) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return "refused/" + std::to_string(round_) + "/" + std::to_string(refusals_ + further);
+}
+
+void StoreAdapter::refuse(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++refusals_;
+  }
+  (void)set(refusal_key(0), reason);
+}
+
+std::string StoreAdapter::refused_elsewhere() {
+  const std::string key = refusal_key(1);
+  return clone().check({key}) ? clone().get_to_str(key) : "";
+}
+
 Result<std::string> StoreAdapter::get(const std::string& key, Deadline deadline) {
   try {
     std::chrono::milliseconds pause = kShortestPause;
+    Deadline next_look = Clock::now() + kRefusalPatience;
+    std::string refused;
     while (!clone().check({key})) {
       if (Clock::now() >= deadline) {
         return Status(ErrorKind::kTimeout,
@@ -67,6 +93,14 @@ Result<std::string> StoreAdapter::get(const std::string& key, Deadline deadline)
       std::this_thread::sleep_for(pause);
       pause = std::min(pause * 2, kLongestPause);
       TIDE_RETURN_IF_ERROR(look_for_interrupt());
+      if (Clock::now() < next_look) continue;
+      // Twice the same: a caller may catch the error and come with a better call.
+      const std::string before = std::exchange(refused, refused_elsewhere());
+      if (!refused.empty() && refused == before) {
+        return Status(ErrorKind::kInvalidUse,
+                      "a rank has refused a call instead of making this one: " + refused);
+      }
+      next_look = Clock::now() + kRefusalPatience;
     }
     return clone().get_to_str(key);
   } catch (const std::exception& error) {

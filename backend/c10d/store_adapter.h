@@ -22,6 +22,12 @@ class StoreAdapter : public KeyValueStore {
   // Looks for signals: kInterrupted when a handler raised. Calling threads only.
   Status look_for_interrupt();
 
+  // This rank has refused a call over wrong arguments. Peers that wait in get() for ranks that
+  // never come learn it in about two seconds. Ranks that all refuse a call count it alike.
+  void refuse(const std::string& reason);
+  // Refusals are counted anew with each engine's group that was made.
+  void start_round(int groups_made);
+
   // Ends every get(), now and later, with `reason`. Any thread.
   void stop(const Status& reason);
 
@@ -30,11 +36,16 @@ class StoreAdapter : public KeyValueStore {
 
  private:
   c10d::Store& clone();
+  std::string refusal_key(int further);
+  // The reason of a rank that has refused more calls than this one; empty without one.
+  std::string refused_elsewhere();
 
   const c10::intrusive_ptr<c10d::Store> store_;
   std::once_flag cloned_;
   c10::intrusive_ptr<c10d::Store> clone_;
   const std::function<void()> check_signals_;
+  int round_ = 0;
+  int refusals_ = 0;  // of this round
   std::mutex mutex_;
   std::exception_ptr interruption_;
   Status stopped_;

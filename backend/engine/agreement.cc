@@ -1,10 +1,15 @@
 #include "backend/engine/agreement.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 namespace tide {
 namespace {
+
+constexpr std::chrono::seconds kRefusalPatience{2};
+// How long a difference waits for the tensor's name: the peer's lane is about to publish it.
+constexpr std::chrono::seconds kTablePatience{1};
 
 std::string options_text(const CallRecord& record) {
   static const char* const kNames[] = {"sum", "min", "max"};
@@ -98,6 +103,37 @@ Agreement::Answer Agreement::compare(const CallRecord& own, int rank, bool arriv
   const std::string text = difference(own, other, rank, layout, &answer.needs_table);
   if (!text.empty()) answer.status = Status(ErrorKind::kInvalidUse, head_of(own.sequence) + text);
   return answer;
+}
+
+Status Agreement::refused_instead(const CallRecord& own, int rank, Clock::time_point since) const {
+  const ControlPage::RefusedCall refused = control_->last_refusal(rank);
+  if (refused.count == 0 || refused.sequence != own.sequence) return Status::ok();
+  if (control_->calls(rank) > own.sequence) return Status::ok();
+  CallRecord published;
+  if (control_->read(control_->rank(), own.sequence, &published) != ControlPage::Found::kYes ||
+      refused.count <= published.refused_before)
+    return Status::ok();
+  if (Clock::now() - std::max(since, refused.when) < kRefusalPatience) return Status::ok();
+  return Status(ErrorKind::kInvalidUse,
+                "group '" + group_ + "', rank " + std::to_string(control_->rank()) + ": rank " +
+                    std::to_string(rank) + " has not made call " + std::to_string(own.sequence) +
+                    ", " + describe(own) + " here: it refused a call instead: " + refused.reason);
+}
+
+Status PeerWatch::check(const Agreement& agreement, const CallRecord& own,
+                        const GroupLayout* layout) {
+  for (int rank = 0; rank < agreement.ranks(); ++rank) {
+    if (rank == agreement.rank()) continue;
+    const Agreement::Answer answer = agreement.compare(own, rank, false, layout);
+    if (answer.status.is_ok()) {
+      TIDE_RETURN_IF_ERROR(agreement.refused_instead(own, rank, since_));
+      continue;
+    }
+    if (!answer.needs_table) return answer.status;
+    if (needs_table_since_ == Clock::time_point{}) needs_table_since_ = Clock::now();
+    if (Clock::now() - needs_table_since_ > kTablePatience) return answer.status;
+  }
+  return Status::ok();
 }
 
 std::string Agreement::difference(const CallRecord& own, const CallRecord& other, int rank,

@@ -33,6 +33,13 @@ class Agreement {
   // `arrived`: a signal of this call came from `rank`, so its record must be there. `layout`: of
   // the own call, for the parameters' names; may be null.
   Answer compare(const CallRecord& own, int rank, bool arrived, const GroupLayout* layout) const;
+  int rank() const { return control_->rank(); }
+  int ranks() const { return control_->ranks(); }
+
+  // A peer that has refused a call over wrong arguments instead of making this one, for two seconds
+  // of the wait for it that began at `since`. A caller may catch the error and come with a better
+  // call: hence the patience. Ranks that all refuse a call count it alike.
+  Status refused_instead(const CallRecord& own, int rank, Clock::time_point since) const;
 
   // "gather of 'layers.3'", "gather_list of 9 tensors (1024 bytes a rank)".
   std::string describe(const CallRecord& record) const;
@@ -47,6 +54,19 @@ class Agreement {
   const std::string group_;
   mutable std::mutex mutex_;
   std::map<int, std::string> plans_;
+};
+
+// What a wait asks while it is not over: whether all peers are in the same call, as far as they can
+// say, and none has refused instead of making it. One object per call that waits.
+class PeerWatch {
+ public:
+  // OK to go on. A difference in tensors waits a second for the peer's table, which names the
+  // tensor.
+  Status check(const Agreement& agreement, const CallRecord& own, const GroupLayout* layout);
+
+ private:
+  Clock::time_point since_ = Clock::now();
+  Clock::time_point needs_table_since_{};
 };
 
 // What CallRecord::options holds.

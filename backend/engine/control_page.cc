@@ -1,6 +1,7 @@
 #include "backend/engine/control_page.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace tide {
 namespace {
@@ -12,12 +13,14 @@ constexpr int64_t kDescriptorWords = 4;
 constexpr int64_t kPostingWords = 2;
 constexpr int64_t kTableWords = kHeaderWords + kTableTensors * (kDescriptorWords + kPostingWords);
 
-// Words behind the counters: calls published, records, two tables, releases.
+// Words behind the counters: calls published, records, two tables, releases, the
+// last refusal.
 constexpr int64_t kCallsWord = 0;
 constexpr int64_t kFirstRecord = 8;
 constexpr int64_t kFirstTable = kFirstRecord + kRecords * kRecordWords;
 constexpr int64_t kFirstRelease = kFirstTable + 2 * kTableWords;
-constexpr int64_t kAllWords = kFirstRelease + kAllocations;
+constexpr int64_t kFirstRefusal = kFirstRelease + kAllocations;  // count, call, time, bytes, text
+constexpr int64_t kAllWords = kFirstRefusal + 4 + kRefusalBytes / 8;
 
 void store(std::atomic<uint64_t>& word, uint64_t value) {
   word.store(value, std::memory_order_relaxed);
@@ -99,6 +102,9 @@ void ControlPage::publish(const CallRecord& record) {
   words[7].store(record.scale_bits, std::memory_order_release);
   words[8].store(record.tensors, std::memory_order_release);
   words[9].store(record.bytes, std::memory_order_release);
+  const RefusedCall refused = last_refusal(rank_);
+  words[10].store(refused.sequence == record.sequence ? refused.count : 0,
+                  std::memory_order_release);
   words[0].store(record.sequence + 1, std::memory_order_release);
   this->words(rank_, kCallsWord)->store(record.sequence + 1, std::memory_order_release);
 }
@@ -109,8 +115,8 @@ ControlPage::Found ControlPage::read(int rank, uint64_t sequence, CallRecord* re
   if (before != sequence + 1) {
     return calls(rank) > sequence + 1 ? Found::kOverwritten : Found::kNotYet;
   }
-  uint64_t values[10];
-  for (int i = 1; i < 10; ++i) values[i] = words[i].load(std::memory_order_acquire);
+  uint64_t values[11];
+  for (int i = 1; i < 11; ++i) values[i] = words[i].load(std::memory_order_acquire);
   if (words[0].load(std::memory_order_relaxed) != before) return Found::kOverwritten;
   record->sequence = sequence;
   record->kind = static_cast<CallKind>(values[1] & 255);
@@ -124,11 +130,46 @@ ControlPage::Found ControlPage::read(int rank, uint64_t sequence, CallRecord* re
   record->scale_bits = values[7];
   record->tensors = values[8];
   record->bytes = values[9];
+  record->refused_before = values[10];
   return Found::kYes;
 }
 
 uint64_t ControlPage::calls(int rank) const {
   return words(rank, kCallsWord)->load(std::memory_order_acquire);
+}
+
+void ControlPage::refuse(const std::string& reason) {
+  const RefusedCall before = last_refusal(rank_);
+  const uint64_t sequence = calls(rank_);
+  const bool again = before.count > 0 && before.sequence == sequence;
+  Word* words = this->words(rank_, kFirstRefusal);
+  words[0].store(0, std::memory_order_relaxed);
+  const size_t bytes = std::min<size_t>(reason.size(), kRefusalBytes);
+  store(words[1], sequence);
+  store(words[2], static_cast<uint64_t>(Clock::now().time_since_epoch().count()));
+  store(words[3], bytes);
+  for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+    uint64_t piece = 0;
+    std::memcpy(&piece, reason.data() + at, std::min(sizeof(piece), bytes - at));
+    store(words[4 + at / sizeof(piece)], piece);
+  }
+  // Other side: last_refusal(). Who reads two refusals mixed has a torn sentence, no more.
+  words[0].store(again ? before.count + 1 : 1, std::memory_order_release);
+}
+
+ControlPage::RefusedCall ControlPage::last_refusal(int rank) const {
+  RefusedCall refused;
+  const Word* words = this->words(rank, kFirstRefusal);
+  refused.count = words[0].load(std::memory_order_acquire);
+  refused.sequence = load(words[1]);
+  refused.when = Clock::time_point(Clock::duration(static_cast<int64_t>(load(words[2]))));
+  refused.reason.resize(std::min<uint64_t>(load(words[3]), kRefusalBytes));
+  for (size_t at = 0; at < refused.reason.size(); at += sizeof(uint64_t)) {
+    const uint64_t piece = load(words[4 + at / sizeof(piece)]);
+    std::memcpy(refused.reason.data() + at, &piece,
+                std::min(sizeof(piece), refused.reason.size() - at));
+  }
+  return refused;
 }
 
 void ControlPage::publish_table(Direction direction, uint64_t sequence,

@@ -5,6 +5,7 @@
 //   records   into its own page: what it calls, published before the call's first signal
 //   tables    into its own page: the tensors of the list call or reduce that runs, one a direction
 //   releases  into its own page: which allocations it has dropped
+//   refusal   into its own page: the last call that it refused over wrong arguments, and why
 //
 // Over a fabric that enqueues, the program's counters lie in a second window, in memory that
 // streams wait on and the processor never reads; everything else stays where it can.
@@ -24,6 +25,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/plan/program.h"
@@ -56,12 +58,13 @@ inline constexpr int kControlCounterCount = kCounterCount + 1;
 inline constexpr int kRecords = 512;
 inline constexpr int kTableTensors = 2048;
 inline constexpr int kAllocations = 4096;
+inline constexpr int kRefusalBytes = 1024;
 
 // Why a rank cannot join a meeting (allocate, creation of areas); its record says so, and all ranks
 // refuse.
 enum class Refusal : uint8_t { kNone, kArenaLimit, kAllocations };
 
-// What a rank calls; equal on all ranks but for `refusal`.
+// What a rank calls; equal on all ranks but for `refusal` and `refused_before`.
 struct CallRecord {
   uint64_t sequence = 0;
   CallKind kind = CallKind::kGather;
@@ -75,6 +78,7 @@ struct CallRecord {
   uint64_t scale_bits = 0;
   uint64_t tensors = 0;
   uint64_t bytes = 0;
+  uint64_t refused_before = 0;  // calls of this sequence, by this rank; publish() fills it in
 };
 
 struct TensorDescriptor {
@@ -116,6 +120,16 @@ class ControlPage {
   Found read(int rank, uint64_t sequence, CallRecord* record) const;
   // Calls that `rank` has published so far.
   uint64_t calls(int rank) const;
+
+  // This rank has refused a call before it published anything. One thread at a time.
+  void refuse(const std::string& reason);
+  struct RefusedCall {
+    uint64_t sequence = 0;   // that the call would have had
+    uint64_t count = 0;      // refused calls of this sequence; 0: none
+    Clock::time_point when;  // the host's clock, the same for all its processes
+    std::string reason;      // at most kRefusalBytes of it
+  };
+  RefusedCall last_refusal(int rank) const;
 
   // The first kTableTensors of the tensors; `postings` empty: bounce.
   void publish_table(Direction direction, uint64_t sequence,

@@ -8,8 +8,6 @@ namespace {
 
 // Many blocks a call: the fabric makes its own batches, and few launches.
 constexpr size_t kBlocksACall = 4096;
-// How long a wait that found a difference goes on for the tensor's name.
-constexpr std::chrono::seconds kTablePatience{1};
 
 // What a guard asks while its wait is not over. Runs on the fabric's thread.
 struct WaitCheck {
@@ -17,18 +15,10 @@ struct WaitCheck {
   std::shared_ptr<OperationState> operation;  // keeps the record
   std::shared_ptr<const GroupLayout> layout;
   int from;
-  Clock::time_point needs_table_since{};
+  PeerWatch peers{};
 
   Status operator()() {
-    for (int rank = 0; rank < context->ranks(); ++rank) {
-      if (rank == context->rank()) continue;
-      const Agreement::Answer answer =
-          context->agreement->compare(operation->record(), rank, false, layout.get());
-      if (answer.status.is_ok()) continue;
-      if (!answer.needs_table) return answer.status;
-      if (needs_table_since == Clock::time_point{}) needs_table_since = Clock::now();
-      if (Clock::now() - needs_table_since > kTablePatience) return answer.status;
-    }
+    TIDE_RETURN_IF_ERROR(peers.check(*context->agreement, operation->record(), layout.get()));
     const Status alive = context->fabric().peer_status(from);
     if (alive.is_ok()) return alive;
     return Status(alive.kind(), context->where() + ": " + operation->name() + ": rank " +

@@ -6,10 +6,6 @@
 namespace tide {
 namespace {
 
-// How long a wait that found a difference goes on for the tensor's name: the peer's lane is about
-// to publish it.
-constexpr std::chrono::seconds kTablePatience{1};
-
 bool runs_in(Direction direction, Lane lane) {
   return (direction == Direction::kReduce) == (lane == Lane::kReduce);
 }
@@ -25,7 +21,7 @@ Executor::Executor(EngineContext* context, Fabric* fabric)
 void Executor::begin(const Call& call) {
   call_ = call;
   std::fill(compared_.begin(), compared_.end(), 0);
-  needs_table_since_ = {};
+  peers_ = {};
   guard_.timeout = context_->timeout();
 }
 
@@ -201,15 +197,7 @@ Status Executor::wait(int queue, int counter, int from, uint32_t value) {
 // have left over it.
 Status Executor::check_wait(int from) {
   if (call_.operation == nullptr) TIDE_RETURN_IF_ERROR(context_->look_for_interrupt());
-  for (int rank = 0; rank < context_->ranks(); ++rank) {
-    if (rank == context_->rank()) continue;
-    const Agreement::Answer answer =
-        context_->agreement->compare(*call_.record, rank, false, call_.layout);
-    if (answer.status.is_ok()) continue;
-    if (!answer.needs_table) return answer.status;
-    if (needs_table_since_ == Clock::time_point{}) needs_table_since_ = Clock::now();
-    if (Clock::now() - needs_table_since_ > kTablePatience) return answer.status;
-  }
+  TIDE_RETURN_IF_ERROR(peers_.check(*context_->agreement, *call_.record, call_.layout));
   return fabric_->peer_status(from);
 }
 

@@ -60,7 +60,7 @@ class Executor {
 
   Call call_;
   std::vector<char> compared_;  // by rank: its record of this call was equal
-  Clock::time_point needs_table_since_{};
+  PeerWatch peers_;
   WaitGuard guard_;
   int waiting_from_ = 0;
 

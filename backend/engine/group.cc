@@ -92,7 +92,12 @@ Status GroupImpl::usable(void* stream) const {
   return enqueuing_ ? context_.enqueuing()->check_stream(stream) : Status::ok();
 }
 
+void GroupImpl::refuse(const std::string& reason) {
+  if (!closed_) context_.control->refuse(reason);
+}
+
 Status GroupImpl::invalid(const std::string& text) const {
+  if (!closed_) context_.control->refuse(text);
   return Status(ErrorKind::kInvalidUse, context_.where() + ": " + text);
 }
 

@@ -148,6 +148,11 @@ class Group {
   // the last copy.
   virtual Result<std::shared_ptr<void>> allocate(int64_t bytes) = 0;
 
+  // The caller has refused a call over wrong arguments before it reached the group. Peers that make
+  // that call and wait for this rank learn the reason, in two seconds instead of their timeout. Any
+  // thread.
+  virtual void refuse(const std::string& reason) = 0;
+
   virtual GroupCounters counters() const = 0;
   virtual Status error() const = 0;  // OK until the group broke
   // JSON: the last operations with their state and sequence.

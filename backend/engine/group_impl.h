@@ -89,6 +89,8 @@ class GroupImpl final : public Group {
                                                  void* stream) override;
   Result<std::shared_ptr<void>> allocate(int64_t bytes) override;
 
+  void refuse(const std::string& reason) override;
+
   GroupCounters counters() const override;
   Status error() const override { return context_.failure.status(); }
   std::string flight_record() const override;
@@ -121,6 +123,7 @@ class GroupImpl final : public Group {
   Status usable() const;
   // usable(), and so is the caller's stream where the fabric enqueues.
   Status usable(void* stream) const;
+  // Of this call: peers that make it learn the reason.
   Status invalid(const std::string& text) const;
   Deadline deadline() const { return Clock::now() + context_.timeout(); }
   // The call's place in the ring of records; waits for the call that had it before.

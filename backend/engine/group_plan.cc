@@ -97,12 +97,14 @@ PlanBallot GroupImpl::own_ballot(const std::vector<PlanRequest>& requests,
 
 Result<std::vector<PlanBallot>> GroupImpl::exchange(const PlanBallot& ballot,
                                                     const CallRecord& record) {
+  const Clock::time_point since = Clock::now();
   const auto check = [&](int missing_rank) {
     TIDE_RETURN_IF_ERROR(context_.failure.status());
     TIDE_RETURN_IF_ERROR(context_.look_for_interrupt());
     for (int rank = 0; rank < context_.ranks(); ++rank) {
       if (rank == context_.rank()) continue;
       TIDE_RETURN_IF_ERROR(context_.agreement->compare(record, rank, false, nullptr).status);
+      TIDE_RETURN_IF_ERROR(context_.agreement->refused_instead(record, rank, since));
     }
     return context_.fabric().peer_status(missing_rank);
   };

@@ -42,7 +42,7 @@ def autoload() -> None:
 
 def create_backend(opts: Any, backend_options: object | None) -> Any:
     """What c10d calls for each group: `opts` is c10d's DistributedBackendOptions."""
-    from tide import _C, groups, options
+    from tide import _C, groups, options, settings
     from tide.inner_backends import inner_factory
 
     completed = options.completed(backend_options, opts.timeout)
@@ -50,6 +50,7 @@ def create_backend(opts: Any, backend_options: object | None) -> Any:
     completed.global_ranks_in_group = list(opts.global_ranks_in_group)
     rank, size = opts.group_rank, opts.group_size
     store = groups.fresh_store(opts.store, rank, size, completed.global_ranks_in_group)
+    settings.agree(store, rank, size, completed)
     make_inner = inner_factory(store, rank, size, completed, getattr(opts, "split_from", None))
     backend = _C.Backend(store, rank, size, completed, make_inner, groups.create_child)
     groups.start(backend)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tide import _C
+from tide import _C, settings
 
 
 def of(
@@ -83,6 +83,7 @@ def create_child(store: dist.Store, rank: int, size: int, given: Any) -> _C.Back
     options.group_name = given.group_name
     options.global_ranks_in_group = list(given.global_ranks_in_group)
     store = fresh_store(store, rank, size, options.global_ranks_in_group)
+    settings.agree(store, rank, size, options)
     backend = _C.Backend(
         store, rank, size, options, inner_factory(store, rank, size, options), create_child
     )

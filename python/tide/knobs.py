@@ -1,7 +1,8 @@
 """Every TIDE_ environment variable, declared once: name, default, range, one line.
 
 A knob is read when a process group is created. ``tide.Options`` given to ``init_process_group`` or
-``new_group`` comes before it. All ranks of a group must see the same values.
+``new_group`` comes before it. Those that choose what a call does are compared when a group is made
+(settings.py): ranks that differ get an error.
 """
 
 from __future__ import annotations

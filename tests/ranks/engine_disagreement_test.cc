@@ -240,6 +240,36 @@ TEST(EngineDisagreement, SkippedLastCallEndsAtTheDeadline) {
   });
 }
 
+// Told by its caller, or refused by the group itself over its arguments.
+TEST(EngineDisagreement, ARefusedCallIsToldToThoseThatMakeIt) {
+  for (const bool by_caller : {true, false}) {
+    std::atomic<int> ended{0};
+    run_list_ranks(3, {}, [&](int rank, Group& group) {
+      TIDE_ASSERT_OK(gather_list(group, layout_of({8}, 3)));
+      // Refused alike: no difference.
+      group.refuse("by all");
+      TIDE_ASSERT_OK(gather_list(group, layout_of({8}, 3)));
+      if (rank == 1) {
+        if (by_caller) {
+          group.refuse("rank 1: tensor 2 is wrong");
+        } else {
+          EXPECT_FALSE(group.gather_list(layout_of({8}, 3), {}, {}).is_ok());
+        }
+        while (ended < 2) std::this_thread::sleep_for(5ms);
+        EXPECT_FALSE(group.error().is_ok());
+        return;
+      }
+      const Status status =
+          by_caller ? group.allocate(64).status() : gather_list(group, layout_of({8}, 3));
+      ++ended;
+      const std::string reason =
+          by_caller ? "tensor 2 is wrong" : "gather_list wants 1 inputs and outputs, got 0 and 0";
+      EXPECT_THAT(status.message(), HasSubstr(reason));
+      EXPECT_THAT(status.message(), HasSubstr("rank 1"));
+    });
+  }
+}
+
 // The same when the rank is gone: at once, not at the deadline.
 TEST(EngineDisagreement, RankThatLeftIsNamedAtOnce) {
   run_list_ranks(3, {}, [&](int rank, Group& group) {

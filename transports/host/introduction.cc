@@ -70,13 +70,13 @@ class Introduction {
   // nodes.
   Status read_members() {
     Result<std::string> token = store_.get(key("token"), options_.deadline);
-    if (!token) return labelled(token.status());
+    if (!token) return labelled(missing(0, token.status()));
     token_ = token.value();
     std::string first_node;
     for (int peer = 0; peer < options_.size; ++peer) {
       Result<std::string> member =
           store_.get(key("member/" + std::to_string(peer)), options_.deadline);
-      if (!member) return labelled(member.status());
+      if (!member) return labelled(missing(peer, member.status()));
       const size_t space = member.value().find(' ');
       names_.push_back(member.value().substr(0, space));
       const std::string node = space == std::string::npos ? "" : member.value().substr(space + 1);
@@ -89,6 +89,14 @@ class Introduction {
       }
     }
     return Status::ok();
+  }
+
+  Status missing(int peer, const Status& status) const {
+    if (status.kind() != ErrorKind::kTimeout) return status;
+    return {ErrorKind::kTimeout,
+            "rank " + std::to_string(peer) +
+                " has not made its first call of this group before the deadline (" +
+                status.message() + "): it is stopped, slow or has left this call out"};
   }
 
   Status say_hello(int peer) {
