@@ -23,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+import tide
 import torch
 import torch.distributed as dist
 from harness import all_gather_list, reduce_scatter_list
@@ -35,6 +36,8 @@ OPERATIONS = ("gather", "reduce", "step")
 WARM_UP = 2  # calls before anything happens
 LONG, SHORT = 120.0, 4.0  # seconds; the second is the group's timeout where a rank is stopped
 NUMEL = 60_000
+TURNS = 64  # sizes come again after so many calls
+DEVICE = os.environ.get("TIDE_TEST_DEVICE", "cpu")  # "cuda": all ranks on one GPU
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,13 @@ class Work:
         self.round, self.place, self.size = round_, place, len(round_.members)
         if round_.operation == "step":
             torch.manual_seed(1)
-            self.model: Any = nn.Sequential(*(nn.Linear(48, 48) for _ in range(4)))
+            self.model: Any = nn.Sequential(*(nn.Linear(48, 48) for _ in range(4))).to(DEVICE)
             for layer in self.model:
                 fully_shard(layer)
             fully_shard(self.model)
+        elif DEVICE != "cpu":
+            most = sum(self.sizes(TURNS - 1, True)) + 5
+            self.room = tide.empty(self.size * most, device=DEVICE)
 
     def call(self, index: int, bad: str) -> None:
         if self.round.operation == "step":
@@ -107,39 +113,60 @@ class Work:
 
     def sizes(self, index: int, other: bool) -> list[int]:
         # No two calls in a row are equal, so that one that is left out shows.
-        return [NUMEL + 7 * index, 1 + index % 5, 40 + int(other)]
+        return [NUMEL + 7 * (index % TURNS), 1 + index % 5, 40 + int(other)]
+
+    def outputs(self, sizes: list[int]) -> list[torch.Tensor]:
+        numels = [self.size * n for n in sizes]
+        if DEVICE == "cpu":
+            return [torch.zeros(n) for n in numels]
+        return list(self.room[: sum(numels)].split(numels))
+
+    def settle(self, work: dist.Work) -> None:
+        """Until it is over here. On a GPU a wait orders a stream only; what broke the group
+        meanwhile is raised by the next one."""
+        work.wait()
+        if DEVICE != "cpu":
+            torch.cuda.synchronize()
+            work.wait()
 
     def gather(self, index: int, other: bool) -> None:
         sizes = self.sizes(index, other)
-        outputs = [torch.zeros(self.size, n) for n in sizes]
-        inputs = [torch.full((n,), float(self.place + index)) for n in sizes]
-        all_gather_list([output.flatten() for output in outputs], inputs).wait()
+        outputs = self.outputs(sizes)
+        inputs = [torch.full((n,), float(self.place + index), device=DEVICE) for n in sizes]
+        self.settle(all_gather_list(outputs, inputs))
         for output in outputs:
-            assert output[:, -1].tolist() == [float(p + index) for p in range(self.size)]
+            last = output.view(self.size, -1)[:, -1]
+            assert last.tolist() == [float(p + index) for p in range(self.size)]
 
     def reduce(self, index: int, other: bool) -> None:
         sizes = self.sizes(index, other)
-        outputs = [torch.zeros(n) for n in sizes]
-        inputs = [torch.full((self.size * n,), float(self.place + index)) for n in sizes]
-        reduce_scatter_list(outputs, inputs).wait()
+        outputs = [torch.zeros(n, device=DEVICE) for n in sizes]
+        value = float(self.place + index)
+        inputs = [torch.full((self.size * n,), value, device=DEVICE) for n in sizes]
+        self.settle(reduce_scatter_list(outputs, inputs))
         for output in outputs:
             assert output[-1].item() == sum(p + index for p in range(self.size))
 
     def step(self, index: int, bad: str) -> None:
         self.model.zero_grad()
-        x = torch.ones(2, 48)
+        x = torch.ones(2, 48, device=DEVICE)
         if bad == "sizes":
             self.model[2].weight.requires_grad_(False)  # a reduction of fewer gradients
         for position, layer in enumerate(self.model):
             if bad != "skip" or position != 1:
                 x = layer(x)
         x.sum().backward()
-        assert bool(self.model[1].weight.grad.to_local().isfinite().all())
+        finite = bool(self.model[1].weight.grad.to_local().isfinite().all())
+        if not finite and DEVICE != "cpu":
+            self.model(x)  # poisoned: the next call says why
+        assert finite
 
 
 def play(round_: Round, number: int, rank: int, folder: Path, say: Any) -> str:
     """One round in one rank: the error it got, or an empty string in peace."""
     place = round_.members.index(rank)
+    if DEVICE != "cpu":
+        torch.cuda.set_device(0)
     dist.init_process_group(
         "tide",
         store=dist.FileStore(str(folder / f"round{number}"), len(round_.members)),
@@ -167,6 +194,8 @@ def play(round_: Round, number: int, rank: int, folder: Path, say: Any) -> str:
         message = str(error)
     say({"failed": number})
     del work
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()  # no stream of this process is stuck
     if round_.aborts:
         dist.distributed_c10d._abort_process_group()
     else:
@@ -180,7 +209,9 @@ def held() -> dict[str, list[str]]:
     files = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            files.append(os.readlink(f"/proc/self/fd/{name}").split(":[")[0])
+            file = os.readlink(f"/proc/self/fd/{name}").split(":[")[0]
+            if DEVICE == "cpu" or not file.startswith(("/dev/nvidia", "anon_inode")):
+                files.append(file)  # the CUDA driver keeps its own as it likes
     maps = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
     own_name = Path("/proc/self/comm").read_text().strip()
     threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]

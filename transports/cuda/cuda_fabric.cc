@@ -31,6 +31,12 @@ constexpr int64_t kSmallSum =
     int64_t{cuda::kCtas} * cuda::kTileVectors * 4;  // elements; below: small tiles
 constexpr std::chrono::milliseconds kDrainTime{1000};
 
+// A copy costs the host so much whatever its size; where the small ones of a call, made to each
+// peer in turn, would cost it more than a few launches, a kernel writes them to the peer's memory.
+constexpr int64_t kSmallPiece = 64 << 10;  // bytes; the link takes longer than the host for more
+constexpr double kCopyMicroseconds = 0.8;
+constexpr double kWorthAKernelMicroseconds = 300;
+
 DevicePointer address(const void* pointer) { return reinterpret_cast<DevicePointer>(pointer); }
 
 // An event behind the point; freed when the device has passed it.
@@ -127,6 +133,8 @@ class CudaFabricImpl final : public CudaFabric {
   Result<DeviceQueue*> queue_of(int queue);
   Result<DevicePart> allocate(int64_t bytes);
   Status launch(DeviceQueue& queue, const std::string& kernel, ListBuilder& list);
+  // Whether a kernel makes the small ones of these copies to peers.
+  bool many_small(const CopyBlock* blocks, int count) const;
   bool drain();
 
   const CudaFabricOptions options_;
@@ -359,20 +367,37 @@ Status CudaFabricImpl::copy(int queue, const CopyBlock* blocks, int count) {
   Result<DeviceQueue*> found = queue_of(queue);
   TIDE_RETURN_IF_ERROR(found.status());
   DeviceQueue& to = *found.value();
-  ListBuilder
-      local;  // copies on the own GPU need SMs however they are made: few, and all in one launch
+  // Copies on the own GPU need SMs however they are made: few, and all in one launch.
+  ListBuilder local;
+  const bool by_kernel = many_small(blocks, count);
   for (int i = 0; i < count; ++i) {
     const CopyBlock& block = blocks[i];
     const auto place = window_map_->find(block.to, 1);
     if (place && place->rank != rank()) {
-      TIDE_RETURN_IF_ERROR(to.copy(block, place->rank));
-    } else if (!local.append(block)) {
+      if (!by_kernel || block.rows * block.row_bytes > kSmallPiece) {
+        TIDE_RETURN_IF_ERROR(to.copy(block, place->rank));
+        continue;
+      }
+      to.wrote_to(place->rank);
+    }
+    if (!local.append(block)) {
       TIDE_RETURN_IF_ERROR(launch(to, cuda::pack_kernel(), local));
       local.append(block);
     }
   }
   TIDE_RETURN_IF_ERROR(to.flush());
   return launch(to, cuda::pack_kernel(), local);
+}
+
+bool CudaFabricImpl::many_small(const CopyBlock* blocks, int count) const {
+  const auto worth = [this](int64_t copies) {
+    return static_cast<double>(copies * (size() - 1)) * kCopyMicroseconds >
+           kWorthAKernelMicroseconds;
+  };
+  if (!worth(count)) return false;
+  return worth(std::count_if(blocks, blocks + count, [](const CopyBlock& block) {
+    return block.rows * block.row_bytes <= kSmallPiece;
+  }));
 }
 
 Status CudaFabricImpl::cast(int queue, const CastBlock* blocks, int count) {

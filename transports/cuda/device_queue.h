@@ -45,6 +45,8 @@ class DeviceQueue {
 
   // One block into the memory of `peer` (or any rank's: driver copies all the same).
   Status copy(const CopyBlock& block, int peer);
+  // Work of the caller's on stream() has written there: as after copy().
+  void wrote_to(int peer) { dirty_[static_cast<size_t>(peer)] = 1; }
   // Sends what copy() has gathered. Every other call does so first.
   Status flush();
   Status signal_peer(int peer, DevicePointer word, uint32_t value);
