@@ -177,8 +177,20 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single_coalesced,
       }
     }
   }
-  return tracked(route(inputs).TIDE_RENAMED(
-      all_gather_single_coalesced, allgather_into_tensor_coalesced)(outputs, inputs, options));
+  c10d::Backend& backend = route(inputs);
+  const bool one_by_one = !inputs.empty() && !inputs.front().device().is_cpu() &&
+                          backend.getBackendName() == "gloo" && outputs.size() == inputs.size();
+  if (!one_by_one) {
+    return tracked(backend.TIDE_RENAMED(all_gather_single_coalesced,
+                                        allgather_into_tensor_coalesced)(outputs, inputs, options));
+  }
+  // Gloo's own ends the process on CUDA tensors.
+  std::vector<WorkPointer> works;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    works.push_back(
+        backend.TIDE_RENAMED(all_gather_single, _allgather_base)(outputs[i], inputs[i], options));
+  }
+  return tracked(c10::make_intrusive<WorkAll>(getRank(), std::move(works)));
 }
 
 WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single_coalesced,

@@ -50,7 +50,7 @@ uint32_t WaitWatch::add(int queue, DevicePointer word, uint32_t value, WaitGuard
   Queue& to = queues_.at(static_cast<size_t>(queue));
   entry->step = ++to.steps;
   to.entries.push_back(std::move(entry));
-  changed_.notify_all();
+  if (idle_) changed_.notify_all();  // else it looks soon by itself
   return to.steps;
 }
 
@@ -122,7 +122,9 @@ void WaitWatch::run() {
                                      [](const Queue& queue) { return !queue.entries.empty(); });
     if (ending_) return;
     if (!pending) {
+      idle_ = true;
       changed_.wait(lock);
+      idle_ = false;
       continue;
     }
     if (!poisoned_) {

@@ -103,6 +103,7 @@ class WaitWatch {
   bool is_clean_ = true;  // no poison was written yet
   bool reported_ = false;
   bool woken_ = false;
+  bool idle_ = false;  // nothing pending: the thread looks at nothing until it is told
   bool ending_ = false;
   uint64_t poison_writes_ = 0;
   std::thread thread_;
