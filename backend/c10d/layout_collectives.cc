@@ -26,6 +26,7 @@ namespace {
 constexpr const char* kAllGather = "all_gather_into_tensor_coalesced";
 constexpr const char* kReduceScatter = "reduce_scatter_tensor_coalesced";
 constexpr size_t kLayoutsKept = 16;
+constexpr int64_t kMostBytes = int64_t{1} << 56;  // more than any address space
 
 // Why tensors of this type, or this operation on them, are not tide's; empty: they are.
 std::string dtype_reason(const std::vector<TensorView>& tensors, bool summed) {
@@ -302,10 +303,16 @@ WorkPointer ProcessGroupTide::reduce_layout(const at::Tensor& output,
 
 at::Tensor ProcessGroupTide::allocate(const std::vector<int64_t>& sizes, at::ScalarType dtype,
                                       const at::Device& device) {
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  bool is_empty = false;
   for (int64_t size : sizes) {
     TORCH_CHECK(size >= 0, "tide: ", where("empty"), ": sizes must not be negative, got ", size);
-    bytes *= size;
+    is_empty = is_empty || size == 0;
+  }
+  int64_t bytes = is_empty ? 0 : static_cast<int64_t>(c10::elementSize(dtype));
+  for (int64_t size : sizes) {
+    TORCH_CHECK(!__builtin_mul_overflow(bytes, size, &bytes) && bytes <= kMostBytes,
+                "tide: ", where("empty"), ": a tensor of sizes ", c10::IntArrayRef(sizes),
+                " and dtype ", c10::toString(dtype), " has more bytes than a process can address");
   }
   TORCH_CHECK(is_served(device), "tide: ", where("empty"), ": wanted cpu or cuda, got ", device);
   const auto options = at::TensorOptions().dtype(dtype).device(device);

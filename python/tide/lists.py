@@ -8,8 +8,10 @@ output for reductions.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ from tide import _C, groups
 
 
 def empty(
-    *size: int,
+    *size: int | Sequence[int],
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     group: dist.ProcessGroup | None = None,
@@ -26,13 +28,15 @@ def empty(
     """A zeroed tensor in memory that the group's other ranks can write: all-gathers into it are
     straight.
 
+    size: as torch.empty takes it: ``empty(2, 3)``, ``empty((2, 3))``, ``empty(torch.Size([2, 3]))``.
     Collective: every rank of `group` calls it in the same order with the same sizes. dtype: the
     default dtype without one. The memory goes with the tensor's last view, also after the group was
-    destroyed. Raises ValueError when `device` is not tide's in this group, and DistBackendError
-    when a rank cannot provide the memory.
+    destroyed. Raises TypeError for sizes that are no numbers, RuntimeError for negative ones and
+    for more bytes than a process can address, ValueError when `device` is not tide's in this group,
+    and DistBackendError when a rank cannot provide the memory.
     """
     return _backend(group, device).allocate(
-        size, dtype or torch.get_default_dtype(), torch.device(device)
+        _sizes(size), dtype or torch.get_default_dtype(), torch.device(device)
     )
 
 
@@ -44,11 +48,20 @@ def register(
     """Moves the storages of `outputs`, with what they hold, to memory that the group's other ranks
     can write.
 
-    Collective, once for a list that is gathered into again and again; same sizes on all ranks. All
-    tensors and views of those storages move along; they cannot be resized afterwards. Inputs are
-    read where they are: naming them is allowed and changes nothing. Raises RuntimeError when a
-    tensor's memory is not torch's own (shared, mapped, from numpy). On a GPU gathers into other
-    memory go to the inner backend.
+    outputs: dense tensors of any shapes, strides and dtypes, all on one device that tide serves;
+    the outputs of a gather are of shape (ranks * n, ...) for inputs of shape (n, ...). inputs: read
+    where they are, so naming them changes nothing.
+
+    Collective, once for a list that is gathered into again and again: every rank of `group` calls
+    it in the same order, with storages of the same bytes in all. Whole storages move: tensors and
+    views that share them move along and keep their values; they cannot be resized afterwards. What
+    lies in such memory already, and what is empty, stays. On a GPU gathers into other memory go to
+    the inner backend.
+
+    Raises RuntimeError, before anything moves, naming the tensor that is sparse or on another
+    device, or whose memory is not torch's own (shared, mapped, from numpy); ValueError when the
+    device is not tide's in this group; DistBackendError when a rank cannot provide the memory or
+    ranks want different numbers of bytes.
     """
     del inputs
     _backend(group, _device(outputs)).register(list(outputs))
@@ -131,6 +144,17 @@ def _finish(work: dist.Work, async_op: bool) -> dist.Work | None:
 
 def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
     return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _sizes(size: tuple[int | Sequence[int], ...]) -> list[int]:
+    """Of `size` as torch.empty's: numbers, or one sequence of them."""
+    given: Sequence[Any] = size
+    if len(size) == 1 and isinstance(size[0], Sequence):
+        given = size[0]
+    try:
+        return [operator.index(s) for s in given]
+    except TypeError:
+        raise TypeError(f"sizes must be numbers or one sequence of them; got {size}") from None
 
 
 def _backend(group: dist.ProcessGroup | None, device: torch.device | str) -> _C.Backend:

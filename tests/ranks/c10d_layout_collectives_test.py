@@ -289,6 +289,26 @@ def test_tensors_from_empty_are_written_straight() -> None:
         assert straight["arena_bytes"] == 0
 
 
+def test_empty_takes_sizes_as_torch_does() -> None:
+    def body(rank: int, size: int) -> None:
+        for sizes in [(2, 3), ((2, 3),), ([2, 3],), (torch.Size([2, 3]),), (torch.tensor(2), 3)]:
+            made = tide.empty(*sizes)
+            assert made.shape == (2, 3) and made.dtype == torch.float32 and not made.any()
+        assert tide.empty().shape == tide.empty(()).shape == torch.Size([])
+        assert tide.empty(4, 0, 2**61).shape == (4, 0, 2**61)
+        for wrong in [(2.5,), ("2",), ((2, 3), 4), ((2, 2.0),)]:
+            with pytest.raises(TypeError, match="sizes must be numbers"):
+                tide.empty(*wrong)
+        for large in [(2**62,), (2**32, 2**32), (2**20,) * 4, (2**54,)]:
+            with pytest.raises(RuntimeError, match="more bytes than a process can address"):
+                tide.empty(*large, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="must not be negative, got -1"):
+            tide.empty(-1, 0)
+        assert tide.empty(3).shape == (3,)
+
+    run_ranks(2, body)
+
+
 def test_registered_lists_are_written_straight() -> None:
     def body(rank: int, size: int) -> dict[str, int]:
         inputs = [torch.full((1000,), rank + 1.0), torch.full((77,), rank + 1, dtype=torch.int64)]
