@@ -40,6 +40,8 @@ class KeyValueStore {
   virtual Status set(const std::string& key, const std::string& value) = 0;
   // Waits for the key until the deadline; kTimeout then.
   virtual Result<std::string> get(const std::string& key, Deadline deadline) = 0;
+  // Nobody reads the key any more. A store that cannot remove keys keeps it.
+  virtual void remove(const std::string& key) { (void)key; }
 };
 
 struct Capabilities {
@@ -100,7 +102,9 @@ struct WaitGuard {
   std::chrono::milliseconds timeout{0};
   const std::atomic<bool>* failed = nullptr;
   std::function<Status()> check;
-  std::string what;  // "gather 17 of group 'layers.3': arrival from rank 2"
+  // "gather 17 of group 'layers.3': arrival from rank 2"; empty where the caller explains a wait's
+  // status itself.
+  std::string what;
 };
 
 class Fabric {

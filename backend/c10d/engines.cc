@@ -15,6 +15,7 @@ class GpuKeys : public KeyValueStore {
   Result<std::string> get(const std::string& key, Deadline deadline) override {
     return store_->get("gpu/" + key, deadline);
   }
+  void remove(const std::string& key) override { store_->remove("gpu/" + key); }
 
  private:
   const std::shared_ptr<KeyValueStore> store_;

@@ -53,6 +53,13 @@ Status StoreAdapter::set(const std::string& key, const std::string& value) {
   }
 }
 
+void StoreAdapter::remove(const std::string& key) {
+  try {
+    clone().deleteKey(key);
+  } catch (const std::exception&) {  // some stores keep what they have
+  }
+}
+
 void StoreAdapter::start_round(int groups_made) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (std::exchange(round_, groups_made) != groups_made) refusals_ = 0;

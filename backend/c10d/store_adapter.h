@@ -18,6 +18,7 @@ class StoreAdapter : public KeyValueStore {
 
   Status set(const std::string& key, const std::string& value) override;
   Result<std::string> get(const std::string& key, Deadline deadline) override;
+  void remove(const std::string& key) override;
 
   // Looks for signals: kInterrupted when a handler raised. Calling threads only.
   Status look_for_interrupt();

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <utility>
 
 namespace tide {
@@ -19,14 +20,23 @@ CompletionThread::CompletionThread() : state_(std::make_shared<State>()) {}
 void CompletionThread::post(std::function<void()> work) {
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
-    if (!state_->stopping) {
+    if (!state_->stopping && start()) {
       state_->queue.push_back(std::move(work));
-      if (!thread_.joinable()) thread_ = std::thread([state = state_] { loop(state); });
       state_->changed.notify_one();
       return;
     }
   }
   work();
+}
+
+bool CompletionThread::start() {
+  if (thread_.joinable()) return true;
+  try {
+    thread_ = std::thread([state = state_] { loop(state); });
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
 }
 
 void CompletionThread::stop() {

@@ -18,12 +18,13 @@ class CompletionThread {
   ~CompletionThread() { stop(); }
 
   // Runs `work` on the completion thread, after all that was posted before; at once on the caller
-  // after stop().
+  // after stop(), and where the process may have no more threads: a future must complete.
   void post(std::function<void()> work);
   void stop();
 
  private:
   struct State;
+  bool start();
   static void loop(const std::shared_ptr<State>& state);
 
   // Shared with the thread, which may outlive this object by a moment.

@@ -42,9 +42,13 @@ std::string EngineContext::describe(const OperationState& operation) const {
 }
 
 void EngineContext::break_group(const Status& reason, bool tell_peers) {
-  if (!failure.set(reason)) return;
+  // Fabrics and plans know no group: their messages get its name here.
+  const bool is_located = reason.message().find("group '") != std::string::npos;
+  const Status located =
+      is_located ? reason : Status(reason.kind(), where() + ": " + reason.message());
+  if (!failure.set(located)) return;
   fabric_->wake_all();
-  if (tell_peers) fabric_->fail(reason);
+  if (tell_peers) fabric_->fail(located);
 }
 
 void EngineContext::peer_failed(int peer, const Status& reason) {

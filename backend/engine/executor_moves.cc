@@ -36,6 +36,8 @@ char* slice_base(const ArenaRange& range, int owner, const Program& program, int
 
 Status Executor::copy(const Binding& binding, const Program& program, const Step& step) {
   const GroupLayout& layout = *binding.layout;
+  if (step.peer == kAllPeers)
+    return Status(ErrorKind::kInternal, "a copy to all peers reached a fabric without multicast");
   const int owner = step.peer == kSelf ? context_->rank() : step.peer;
   const auto side = [&](Space space, int rank, const Piece& piece) {
     const int p = piece.parameter;

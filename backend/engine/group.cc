@@ -135,16 +135,35 @@ Status GroupImpl::meet(CallRecord record, const Binding* call) {
     const Direction direction = is_reduce(record.cause) ? Direction::kReduce : Direction::kGather;
     context_.control->publish_table(direction, record.sequence, call->descriptors, {});
   }
+  // In the flight record like any call; it has no steps, and this thread is its lane.
+  const auto operation = std::make_shared<OperationState>(
+      record, std::to_string(record.bytes) + " bytes", completion_);
+  operation->expect(1, 0);
+  operation->lane_started();
   context_.control->publish(record);
-  const Status met =
-      caller_.meet(record, ++meetings_, call == nullptr ? nullptr : call->layout.get());
+  flight_record_.add(operation);
+  const Status met = agree_to_meet(record, call == nullptr ? nullptr : call->layout.get());
+  operation->lane_done(met);
+  return met;
+}
+
+Status GroupImpl::agree_to_meet(const CallRecord& record, const GroupLayout* layout) {
+  const Status met = caller_.meet(record, ++meetings_, layout);
   if (!met.is_ok()) {
     context_.break_group(met, true);
     return context_.failure.status();
   }
   for (int rank = 0; rank < context_.ranks(); ++rank) {
     CallRecord other;
-    if (context_.control->read(rank, record.sequence, &other) != ControlPage::Found::kYes) continue;
+    if (context_.control->read(rank, record.sequence, &other) != ControlPage::Found::kYes) {
+      // It has met, and made a whole ring of calls without steps since: whether it refused is gone.
+      context_.break_group(
+          Status(ErrorKind::kInternal,
+                 context_.where() + ": " + context_.agreement->describe(record) + ": rank " +
+                     std::to_string(rank) + " is " + std::to_string(kRecords) + " calls ahead"),
+          true);
+      return context_.failure.status();
+    }
     if (other.refusal == Refusal::kNone) continue;
     return Status(ErrorKind::kUnsupported,
                   "group '" + context_.name() + "': " + context_.agreement->describe(record) +

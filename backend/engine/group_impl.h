@@ -133,6 +133,8 @@ class GroupImpl final : public Group {
   // `call`: of a list or reduce that meets over its areas, published for messages; its lane must be
   // idle.
   Status meet(CallRecord record, const Binding* call);
+  // The meeting itself, and whether a rank refuses (kUnsupported).
+  Status agree_to_meet(const CallRecord& record, const GroupLayout* layout);
   // Collective: a meeting, then a window. kUnsupported when a rank refuses; other errors broke the
   // group.
   Result<std::shared_ptr<ArenaMemory>> meet_and_create(const CallRecord& record, int64_t bytes,

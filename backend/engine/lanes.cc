@@ -1,5 +1,6 @@
 #include "backend/engine/lanes.h"
 
+#include <system_error>
 #include <utility>
 
 #include "backend/engine/executor.h"
@@ -8,12 +9,29 @@ namespace tide {
 
 void Lanes::submit(Lane lane, std::shared_ptr<OperationState> operation) {
   Worker& worker = workers_[static_cast<size_t>(lane)];
-  if (!worker.thread.joinable()) worker.thread = std::thread([this, lane] { loop(lane); });
+  const Status started = start(lane, worker);
+  if (!started.is_ok()) {
+    context_->break_group(started, true);
+    if (lane == Lane::kMove) operation->lane_moved();
+    return operation->lane_done(context_->failure.status());
+  }
   {
     std::lock_guard<std::mutex> lock(worker.mutex);
     worker.queue.push_back(std::move(operation));
   }
   worker.changed.notify_one();
+}
+
+Status Lanes::start(Lane lane, Worker& worker) {
+  if (worker.thread.joinable()) return Status::ok();
+  try {
+    worker.thread = std::thread([this, lane] { loop(lane); });
+    return Status::ok();
+  } catch (const std::system_error& error) {
+    return Status(ErrorKind::kSystem, context_->where() +
+                                          ": starting a lane's thread: " + error.what() +
+                                          " (raise the limit of processes, ulimit -u)");
+  }
 }
 
 void Lanes::stop() {
@@ -49,6 +67,8 @@ void Lanes::run(Lane lane, Executor& executor, const std::shared_ptr<OperationSt
   Status status = context_->failure.status();
   if (status.is_ok()) status = executor.run(*operation, lane);
   if (!status.is_ok()) {
+    if (status.kind() == ErrorKind::kInternal)
+      status = Status(status.kind(), operation->name() + ": " + status.message());
     context_->break_group(status, true);
     status = context_->failure.status();  // the first error ends every operation
   }

@@ -30,7 +30,8 @@ class Lanes {
   explicit Lanes(EngineContext* context) : context_(context) {}
   ~Lanes() { stop(); }
 
-  // From the calling thread. An operation that several lanes run is submitted to each.
+  // From the calling thread. An operation that several lanes run is submitted to each. A thread
+  // that cannot start breaks the group, here and at the peers.
   void submit(Lane lane, std::shared_ptr<OperationState> operation);
   // Runs what was submitted (after a failure that takes no time), then joins. Nothing may be
   // submitted afterwards.
@@ -45,6 +46,7 @@ class Lanes {
     std::thread thread;
   };
 
+  Status start(Lane lane, Worker& worker);
   void loop(Lane lane);
   void run(Lane lane, class Executor& executor, const std::shared_ptr<OperationState>& operation);
 

@@ -17,12 +17,12 @@ Result<std::vector<std::string>> Vote::exchange(
   std::vector<std::string> ballots(static_cast<size_t>(ranks_));
   ballots[static_cast<size_t>(rank_)] = ballot;
   if (ranks_ == 1) return ballots;
-  TIDE_RETURN_IF_ERROR(store_->set(key(rank_), ballot));
+  TIDE_RETURN_IF_ERROR(store_->set(key(number_, rank_), ballot));
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank == rank_) continue;
     for (;;) {
       Result<std::string> answer =
-          store_->get(key(rank), std::min(deadline, Clock::now() + kCheckInterval));
+          store_->get(key(number_, rank), std::min(deadline, Clock::now() + kCheckInterval));
       if (answer.is_ok()) {
         ballots[static_cast<size_t>(rank)] = std::move(answer.value());
         break;
@@ -35,6 +35,8 @@ Result<std::vector<std::string>> Vote::exchange(
       }
     }
   }
+  // Who sent a ballot of this vote has read all of the one before.
+  if (number_ > 1) store_->remove(key(number_ - 1, rank_));
   return ballots;
 }
 

@@ -26,8 +26,8 @@ class Vote {
                                             const std::function<Status(int missing_rank)>& check);
 
  private:
-  std::string key(int rank) const {
-    return "vote/" + std::to_string(number_) + "/" + std::to_string(rank);
+  std::string key(int64_t number, int rank) const {
+    return "vote/" + std::to_string(number) + "/" + std::to_string(rank);
   }
 
   std::shared_ptr<KeyValueStore> store_;

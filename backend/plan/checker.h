@@ -3,17 +3,16 @@
 //
 // What it proves of a sequence:
 //   - every element arrives exactly once, at its place; every sum has every rank's slice; nothing
-//   else is written;
+//     else is written;
 //   - nothing is read before it was written, nothing is overwritten before its readers were done
-//   (slots, staging and
-//     landing areas, gradients, outputs): shown by vector clocks (shadow_memory.h), so for every
-//     timing, not only for the one that ran;
+//     (slots, staging and landing areas, gradients, outputs): shown by vector clocks
+//     (shadow_memory.h), so for every timing, not only for the one that ran;
 //   - counters only grow, each ends an operation at base + advance, and no two writers of one
-//   counter are unordered;
+//     counter are unordered;
 //   - between nodes: a put lands, head then rest, at any time after it was posted and in any order
-//   with other puts, and its bytes are known to be there only to who waited for its event; a rail
-//   brings each byte once; rounds keep to the program's pacing; every event is waited for; nothing
-//   reads for the rail behind its drain;
+//     with other puts, and its bytes are known to be there only to who waited for its event; a rail
+//     brings each byte once; rounds keep to the program's pacing; every event is waited for;
+//     nothing reads for the rail behind its drain;
 //   - no deadlock, with a thread per queue and with all queues of a process merged into one FIFO.
 //
 // One schedule would do for correct programs: waits do not consume, so threads that meet only

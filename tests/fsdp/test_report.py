@@ -62,9 +62,9 @@ def test_programs_read_it_and_ranks_agree() -> None:
     rows = results[0][0]["rows"]
     assert [r["group"] for r in rows] == ["root", *(f"blocks.{i}" for i in range(4))]
     block = rows[1]
-    # Rows of 24, 24, 37 x 24, 37, 24 x 37, 24 and 1, over 3 ranks and padded; 4 bytes an element.
-    shard = 8 + 8 + 13 * 24 + 13 + 8 * 37 + 8 + 1
-    assert block["gathered_bytes"] == 2 * shard * 4 * 2  # from two ranks, forward and backward
-    assert block["reduced_bytes"] == 2 * shard * 4
+    # Rows of 24, 24, 37 x 24, 37, 24 x 37, 24 and 1, over 3 ranks without padding; 4 bytes each.
+    whole = (24 + 24 + 37 * 24 + 37 + 24 * 37 + 24 + 1) * 4
+    assert block["gathered_bytes"] == whole * 2 * 2 // 3  # of two ranks, forward and backward
+    assert block["reduced_bytes"] == whole * 2 // 3
     assert (block["gathers"], block["reduces"], rows[0]["gathers"]) == (4, 2, 2)
     assert results[0][0]["arena_bytes"] > 0

@@ -245,7 +245,7 @@ TEST(EngineFailure, AbortEndsOperationsHereAndThere) {
     if (rank == 1) {
       std::this_thread::sleep_for(20ms);
       group.abort(Status(ErrorKind::kPeerLost, "the user gave up"));
-      EXPECT_EQ(group.error().message(), "the user gave up");
+      EXPECT_EQ(group.error().message(), "group 'test', rank 1: the user gave up");
       return;
     }
     Gathered gathered;
@@ -315,6 +315,15 @@ TEST(EngineClose, WithOperationsInFlightEndsThem) {
                 HasSubstr("closed while operations were in flight"));
   });
   EXPECT_LT(Clock::now() - begin, 20s);
+}
+
+TEST(EngineArena, MeetingsAreInTheFlightRecord) {
+  run_ranks(2, {}, [](int, Group& group) {
+    TIDE_ASSERT_OK(group.allocate(4096).status());
+    EXPECT_THAT(group.flight_record(),
+                AllOf(HasSubstr("\"kind\": \"allocate\", \"subject\": \"4096 bytes\""),
+                      HasSubstr("\"state\": \"done\"")));
+  });
 }
 
 TEST(EngineArena, AllocationsAreFreedWhenEveryRankDroppedThem) {

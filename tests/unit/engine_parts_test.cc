@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "backend/engine/agreement.h"
@@ -231,6 +232,7 @@ class MapStore : public KeyValueStore {
     if (values.count(key) == 0) return Status(ErrorKind::kTimeout, "no key " + key);
     return values[key];
   }
+  void remove(const std::string& key) override { values.erase(key); }
   std::map<std::string, std::string> values;
 };
 
@@ -249,6 +251,46 @@ TEST(Vote, BringsEveryBallotAndNamesTheMissingRank) {
     return Status(ErrorKind::kPeerLost, "rank " + std::to_string(rank) + " is gone");
   });
   EXPECT_EQ(stopped.status().message(), "rank 0 is gone");
+}
+
+// A ballot may be read until its reader has sent the next one.
+TEST(Vote, LeavesTheBallotsOfTheLastVoteAlone) {
+  class LockedStore : public MapStore {
+   public:
+    Status set(const std::string& key, const std::string& value) override {
+      std::lock_guard<std::mutex> lock(mutex);
+      return MapStore::set(key, value);
+    }
+    Result<std::string> get(const std::string& key, Deadline deadline) override {
+      while (Clock::now() < deadline) {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (values.count(key) > 0) return values[key];
+      }
+      return Status(ErrorKind::kTimeout, "no key " + key);
+    }
+    void remove(const std::string& key) override {
+      std::lock_guard<std::mutex> lock(mutex);
+      values.erase(key);
+    }
+    std::mutex mutex;
+  };
+  auto store = std::make_shared<LockedStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&store, rank] {
+      Vote vote(store, rank, 3);
+      for (int number = 0; number < 50; ++number) {
+        const std::string ballot = std::to_string(number) + "/";
+        const auto ballots = vote.exchange(ballot + std::to_string(rank), Clock::now() + 30s,
+                                           [](int) { return Status::ok(); });
+        ASSERT_TRUE(ballots.is_ok()) << ballots.status().to_string();
+        EXPECT_EQ(ballots.value(),
+                  (std::vector<std::string>{ballot + "0", ballot + "1", ballot + "2"}));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(store->values.size(), 3U);
 }
 
 }  // namespace

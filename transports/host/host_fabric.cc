@@ -267,7 +267,15 @@ void HostFabric::monitor() {
   while (!ending_.load()) {
     epoll_event events[16];
     const int count = ::epoll_wait(poll_.get(), events, 16, -1);
-    if (count < 0 && errno != EINTR) return;
+    if (count < 0 && errno != EINTR) {
+      // Deaf: nobody may wait for a peer's news any more.
+      const Status deaf = system_error(label() + ": listening to the peers");
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != rank()) mark_lost(peer, deaf);
+      }
+      mailbox_->wake();
+      return deliver_losses();
+    }
     for (int i = 0; i < count; ++i) {
       const auto source = static_cast<Source>(events[i].data.u64 >> 32);
       const int peer = static_cast<int>(events[i].data.u64 & 0xffffffffu);

@@ -70,14 +70,16 @@ class GroupRecord:
     stock_calls: Counter[str] = field(default_factory=Counter)
 
     @property
-    def shard_bytes(self) -> int:
-        return sum(p.shard_numel * p.dtype.itemsize for p in self.parameters)
+    def unsharded_bytes(self) -> int:
+        """Of the parameters themselves, without padding."""
+        return sum(p.unsharded_numel * p.dtype.itemsize for p in self.parameters)
 
     @property
     def gradient_bytes(self) -> int:
-        """Of one rank's slice, in the dtype that autograd leaves (the unsharded parameters')."""
+        """Of all gradients, without padding, in the dtype that autograd leaves (the unsharded
+        parameters')."""
         return sum(
-            p.shard_numel * p.dtype.itemsize
+            p.unsharded_numel * p.dtype.itemsize
             for p, trainable in zip(self.parameters, self.trainable_parameters, strict=True)
             if trainable
         )

@@ -28,7 +28,11 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One parameter group. Sizes in bytes, for one rank."""
+    """One parameter group. Sizes in bytes, for one rank.
+
+    What arrives is counted without padding, which never moves, and as the mean over the ranks:
+    where rows do not divide evenly, ranks differ by a row.
+    """
 
     group: str
     process_group: str
@@ -122,8 +126,8 @@ def _row(group: Any, record: GroupRecord) -> Row:
         ranks=record.ranks,
         parameters=len(group.fsdp_params),
         path=paths.get((gathers, reduces), "stock"),
-        gathered_bytes=others * record.shard_bytes * times if gathers else 0,
-        reduced_bytes=others * record.gradient_bytes if reduces else 0,
+        gathered_bytes=record.unsharded_bytes * others * times // record.ranks if gathers else 0,
+        reduced_bytes=record.gradient_bytes * others // record.ranks if reduces else 0,
         slot=slot if gathers else "none",
         slot_bytes=record.slot_bytes if gathers else 0,
         staging=record.staging if reduces else "none",
