@@ -28,7 +28,7 @@ def empty(
     """A zeroed tensor in memory that the group's other ranks can write: all-gathers into it are
     straight.
 
-    size: as torch.empty takes it: ``empty(2, 3)``, ``empty((2, 3))``, ``empty(torch.Size([2, 3]))``.
+    size: as torch.empty takes it: ``empty(2, 3)``, ``empty((2, 3))``, ``empty(tensor.shape)``.
     Collective: every rank of `group` calls it in the same order with the same sizes. dtype: the
     default dtype without one. The memory goes with the tensor's last view, also after the group was
     destroyed. Raises TypeError for sizes that are no numbers, RuntimeError for negative ones and
