@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "backend/c10d/dry_plan.h"
 #include "backend/c10d/process_group_tide.h"
 #include "backend/c10d/storage_binding.h"
 #include "backend/c10d/tensors.h"
@@ -135,6 +136,25 @@ void bind_plans(py::module_& module) {
       .def_readonly("slot_bytes", &PlanAnswer::slot_bytes)
       .def_property_readonly("staging",
                              [](const PlanAnswer& answer) { return staging_name(answer.staging); });
+  py::class_<DryPlan>(module, "DryPlan")
+      .def_readonly("answers", &DryPlan::answers)
+      .def_readonly("shared_slots", &DryPlan::shared_slots)
+      .def_readonly("shared_slot_bytes", &DryPlan::shared_slot_bytes)
+      .def_readonly("arena_bytes", &DryPlan::arena_bytes);
+  module.def(
+      "dry_plan",
+      [](const std::vector<PlanRequest>& requests, int ranks, int prefetch_depth,
+         const OptionsTide& set) {
+        TORCH_CHECK_VALUE(ranks >= 1, "tide: a plan needs one rank or more, got ", ranks);
+        GroupOptions options;
+        options.staging_slice_bytes = set.staging_slice_bytes;
+        options.landing_slice_bytes = set.landing_slice_bytes;
+        options.arena_limit_bytes = set.arena_limit_bytes;
+        Result<DryPlan> plan = dry_plan(requests, ranks, prefetch_depth, options);
+        TORCH_CHECK_VALUE(plan.is_ok(), "tide: ", plan.status().message());
+        return plan.value();
+      },
+      py::arg("requests"), py::arg("ranks"), py::arg("prefetch_depth"), py::arg("options"));
 }
 
 void bind_works(py::module_& module) {

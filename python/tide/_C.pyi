@@ -154,6 +154,19 @@ class PlanAnswer:
     staging: str  # "none", "leased", "area"
     slot_bytes: int
 
+class DryPlan:
+    """What a vote would say if all ranks asked alike, of an empty arena."""
+
+    answers: list[PlanAnswer]
+    shared_slots: int  # of the ring
+    shared_slot_bytes: int
+    arena_bytes: int  # of one rank
+
+def dry_plan(
+    requests: Sequence[PlanRequest], ranks: int, prefetch_depth: int, options: Options
+) -> DryPlan:
+    """Planning without peers. ValueError when the requests cannot be voted about."""
+
 class TideWork(Work):
     """One of tide's own collectives."""
 

@@ -14,6 +14,7 @@ import click
 
 VERBS = {
     "bench": ("tide.bench", "Compare tide with gloo on this machine."),
+    "check": ("tide.check", "Which groups of a model tide would serve, and why not others."),
     "doctor": ("tide.doctor", "What this machine and this launch can do, and why not more."),
 }
 """Verb -> (module with a click command named `command`, one line for `tide --help`)."""

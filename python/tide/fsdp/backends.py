@@ -27,6 +27,34 @@ class Settings:
         return self.directions in ("both", "reduce")
 
 
+class DryBackend:
+    """Stands for the backend of a process group that has no peers: answers votes as if every rank
+    asked alike, and moves nothing."""
+
+    def __init__(self, options: _C.Options, ranks: int) -> None:
+        self.options = options
+        self.ranks = ranks
+        self.depth = 0
+        self.plans: list[_C.DryPlan] = []
+
+    def plan(
+        self, requests: list[_C.PlanRequest], prefetch_depth: int, *_: torch.device
+    ) -> list[_C.PlanAnswer]:
+        self.depth = prefetch_depth
+        made = compiled().dry_plan(requests, self.ranks, prefetch_depth, self.options)
+        self.plans.append(made)
+        answers: list[_C.PlanAnswer] = made.answers
+        return answers
+
+    def counters(self) -> dict[str, int]:
+        accepted = sum(answer.accepted for plan in self.plans for answer in plan.answers)
+        arena_bytes = sum(plan.arena_bytes for plan in self.plans)
+        return {"arena_bytes": arena_bytes, "plans": accepted}
+
+    def forget(self, plan: int) -> None:
+        """Nothing is held."""
+
+
 def compiled() -> Any:
     """The module tide._C; imported late, as `import tide` must work where it was not built."""
     from tide import _C

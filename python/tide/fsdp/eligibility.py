@@ -44,8 +44,9 @@ def not_on_tide(group: Any) -> str:
     return f"its process group {name} does not run on tide for {group.device.type} tensors"
 
 
-def gather_refusal(group: Any, modules: Torch) -> str:
-    """This rank's reason against gathering the group; it goes into the vote."""
+def gather_refusal(group: Any, modules: Torch, dry: bool = False) -> str:
+    """This rank's reason against gathering the group; it goes into the vote. dry: nothing will be
+    gathered, so shards may be on the meta device."""
     comm = group._all_gather_comm
     if type(comm) is not modules.collectives.DefaultAllGather:
         return f"a custom all-gather is set ({type(comm).__name__})"
@@ -53,7 +54,7 @@ def gather_refusal(group: Any, modules: Torch) -> str:
     if getattr(group, "_all_gather_output_fn", default) is not default:
         return "a function of its own lays this group's all-gather output out"
     for parameter in group.fsdp_params:
-        reason = _parameter_refusal(parameter)
+        reason = _parameter_refusal(parameter, dry)
         if reason:
             return f"{parameter_name(parameter)} {reason}"
     return ""
@@ -74,7 +75,7 @@ def parameter_name(parameter: Any) -> str:
     return parameter._param_fqn or parameter._module_info.param_name
 
 
-def _parameter_refusal(parameter: Any) -> str:
+def _parameter_refusal(parameter: Any, dry: bool) -> str:
     if parameter.offload_to_cpu:
         return "is offloaded to the CPU between its uses"
     local = parameter._sharded_local_tensor
@@ -82,7 +83,7 @@ def _parameter_refusal(parameter: Any) -> str:
         return f"changes its bytes before the all-gather ({type(local).__name__} is an extension)"
     if type(local) is not torch.Tensor:
         return f"is a {type(local).__name__}, not a plain tensor"
-    if local.is_meta:
+    if local.is_meta and not dry:
         return "is on the meta device"
     if local.layout != torch.strided or local.is_quantized:
         return f"has the layout {local.layout}"

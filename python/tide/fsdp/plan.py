@@ -74,9 +74,9 @@ class Candidate:
         record = self.record
         record.reshards_after_forward = group.post_forward_mesh_info is not None
         record.has_own_slot = not (record.reshards_after_forward and group.reshard_after_backward)
-        self.refusal = eligibility.gather_refusal(group, modules) or eligibility.reduce_refusal(
-            group, modules
-        )
+        self.refusal = eligibility.gather_refusal(
+            group, modules, isinstance(self.gather_backend, backends.DryBackend)
+        ) or eligibility.reduce_refusal(group, modules)
         if self.refusal:
             return
         record.parameters = tuple(parameter_facts(p) for p in group.fsdp_params)
