@@ -41,10 +41,20 @@ def autoload() -> None:
 
 
 def create_backend(opts: Any, backend_options: object | None) -> Any:
-    """What c10d calls for each group: `opts` is c10d's DistributedBackendOptions."""
+    """What c10d calls for each group: `opts` is c10d's DistributedBackendOptions.
+
+    Raises ValueError where the group has another custom backend already (cpu:other,cuda:tide): c10d
+    keeps one of them for both devices, and says nothing.
+    """
     from tide import _C, groups, options, settings
     from tide.inner_backends import inner_factory
 
+    if _has_custom_backend(getattr(opts, "process_group", None)):
+        raise ValueError(
+            f"tide cannot serve one device of group '{opts.group_id}' beside another custom "
+            "backend: c10d would give both devices the other one; name tide for both, or a "
+            "built-in backend (gloo, nccl) for the other device"
+        )
     completed = options.completed(backend_options, opts.timeout)
     completed.group_name = opts.group_id
     completed.global_ranks_in_group = list(opts.global_ranks_in_group)
@@ -55,6 +65,15 @@ def create_backend(opts: Any, backend_options: object | None) -> Any:
     backend = _C.Backend(store, rank, size, completed, make_inner, groups.create_child)
     groups.start(backend)
     return backend
+
+
+def _has_custom_backend(process_group: Any) -> bool:
+    from torch.distributed import ProcessGroup
+
+    try:
+        return bool(process_group._backend_id(ProcessGroup.BackendType.CUSTOM))
+    except (AttributeError, RuntimeError):  # an older torch; no such backend yet
+        return False
 
 
 def _minor(version: str) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tide
@@ -325,3 +326,23 @@ def test_timeout_reaches_the_inner_backend() -> None:
         assert tide.of(group).options._timeout == timedelta(seconds=11)
 
     run_ranks(2, body)
+
+
+@pytest.mark.skipif(
+    not hasattr(dist.distributed_c10d._DistributedBackendOptions, "process_group"),
+    reason="this torch does not tell a backend which group it is for",
+)
+def test_another_custom_backend_beside_tide_is_refused() -> None:
+    """c10d would serve both devices by the other one."""
+
+    def body(rank: int, size: int) -> None:
+        def other(options: Any, _: Any) -> Any:
+            return dist.ProcessGroupGloo(
+                options.store, options.group_rank, options.group_size, options.timeout
+            )
+
+        dist.Backend.register_backend("other", other, extended_api=True, devices=["cpu", "cuda"])
+        with pytest.raises(ValueError, match="beside another custom backend"):
+            init_group("cpu:other,cuda:tide")
+
+    run_ranks(2, body, init=False)
