@@ -21,13 +21,19 @@ class GpuKeys : public KeyValueStore {
   const std::shared_ptr<KeyValueStore> store_;
 };
 
+// A sum beside a large product waits for it: on a GPU few and large ones.
+EngineLinkOptions with_staging(EngineLinkOptions options, int64_t slice_bytes) {
+  if (options.group.staging_slice_bytes == 0) options.group.staging_slice_bytes = slice_bytes;
+  return options;
+}
+
 }  // namespace
 
 Engines::Engines(EngineLinkOptions options, std::shared_ptr<KeyValueStore> store,
                  std::function<void(int)> make_room)
     : store_(store),
       make_room_(std::move(make_room)),
-      host_(options, std::move(store)),
+      host_(with_staging(options, 2 << 20), std::move(store)),
       options_(std::move(options)) {}
 
 Result<EngineLink*> Engines::link(int device) {
@@ -40,7 +46,7 @@ Result<EngineLink*> Engines::link(int device) {
                       "; a process group serves one GPU a rank");
   }
   if (!gpu_) {
-    EngineLinkOptions options = options_;
+    EngineLinkOptions options = with_staging(options_, 16 << 20);
     options.device = device;
     if (make_room_) options.make_room = [this, device] { make_room_(device); };
     gpu_ = std::make_unique<EngineLink>(std::move(options), std::make_shared<GpuKeys>(store_));

@@ -16,7 +16,7 @@ namespace tide {
 
 class Engines {
  public:
-  // `make_room`: see CudaFabricOptions.
+  // A staging slice of 0 bytes follows the device. `make_room`: see CudaFabricOptions.
   Engines(EngineLinkOptions options, std::shared_ptr<KeyValueStore> store,
           std::function<void(int device)> make_room);
 

@@ -66,9 +66,9 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob(
             "TIDE_STAGING_SLICE",
-            str(2 << 20),
-            "bytes of one slice of a reduce's staging area",
-            minimum=4096,
+            "0",
+            "bytes of one slice of a reduce's staging area; 0: 2 MiB on the CPU, 16 MiB on a GPU",
+            minimum=0,
         ),
         Knob(
             "TIDE_LANDING_SLICE",

@@ -486,6 +486,38 @@ TEST_F(CudaFabricReasonTest, MigInstancesOfOneMachineDoNotReachEachOther) {
   expect_reason("MIG instance");
 }
 
+// Before a rank says that it has no memory, what its process keeps in reserve is let go of, once.
+TEST_F(CudaFabricTest, RoomIsMadeOnceBeforeAWindowIsRefused) {
+  std::atomic<int> asked{0};
+  std::atomic<int> short_of{0};  // tries that find too little memory
+  connect(2, [&](int rank, CudaFabricOptions& options) {
+    if (rank != 1) return;
+    DriverApi api = options.api.value();
+    api.memory_create = [&, whole = api](cuda::AllocationHandle* h, size_t b,
+                                         const cuda::AllocationProperties* p,
+                                         unsigned long long f) {
+      return short_of > 0 ? (--short_of, cuda::kOutOfMemory) : whole.memory_create(h, b, p, f);
+    };
+    options.api = api;
+    options.make_room = [&asked] { ++asked; };
+  });
+  const auto create = [&](bool succeeds) {
+    on_ranks(2, [&](int rank) {
+      EXPECT_EQ(fabric(rank).create_window(4096, soon()).is_ok(), succeeds) << rank;
+    });
+  };
+  create(true);
+  EXPECT_EQ(asked, 0);
+  short_of = 1;
+  create(true);
+  EXPECT_EQ(asked, 1);
+  short_of = 2;
+  create(false);
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(short_of, 0);
+  create(true);
+}
+
 TEST_F(CudaFabricTest, AWindowRefusedOnOneRankIsRefusedOnAllAndTheFabricGoesOn) {
   std::atomic<int> broken{0};  // 1: create, 2: export, 3: import, 4: map, 5: access
   connect(3, [&](int rank, CudaFabricOptions& options) {

@@ -74,8 +74,12 @@ def all_gather(
         on_gpu = current_stream(arguments.get("device", args, kwargs)) is not None
         if on_gpu:  # what torch would copy in comes first
             stream.wait_stream(arguments.get("all_gather_copy_in_stream", args, kwargs))
+        outputs = [
+            _output(p, facts, record.ranks)
+            for p, facts in zip(fsdp_params, record.parameters, strict=True)
+        ]
         with on_stream(stream if on_gpu else None):
-            result = _start(record, fsdp_params)
+            result = _start(record, fsdp_params, outputs)
             if result is not None and on_gpu and not async_op:
                 result[0].wait()  # the event below then stands for the arrival
     if result is None:
@@ -131,15 +135,11 @@ def refusal(record: GroupRecord, fsdp_params: Sequence[Any], group: Any) -> str:
 
 
 def _start(
-    record: GroupRecord, fsdp_params: Sequence[Any]
+    record: GroupRecord, fsdp_params: Sequence[Any], outputs: list[torch.Tensor]
 ) -> tuple[Any, list[torch.Tensor]] | None:
     """Binds the outputs and starts the pushes. None when no slot is free, on all ranks alike."""
     backend = record.gather_backend
     assert backend is not None
-    outputs = [
-        _output(p, facts, record.ranks)
-        for p, facts in zip(fsdp_params, record.parameters, strict=True)
-    ]
     # A shard that is not contiguous is repaired here: a rank must not go stock alone.
     shards = [p._sharded_param_data.detach().contiguous() for p in fsdp_params]
     work = backend.gather(record.gather_plan, shards, outputs)
