@@ -89,7 +89,8 @@ class Processes {
     if (pid == 0) {
       body();
       std::fflush(nullptr);
-      std::exit(testing::Test::HasFailure() ? 1 : 0);  // not _exit: sanitizers look for leaks here
+      std::exit(::testing::Test::HasFailure() ? 1
+                                              : 0);  // not _exit: sanitizers look for leaks here
     }
     running_[pid] = name;
     return pid;
