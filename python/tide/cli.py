@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 VERBS = {
+    "advise": ("tide.advise", "What tide could win, from profiler traces of an FSDP2 run."),
     "bench": ("tide.bench", "Compare tide with gloo on this machine."),
     "check": ("tide.check", "Which groups of a model tide would serve, and why not others."),
     "doctor": ("tide.doctor", "What this machine and this launch can do, and why not more."),
