@@ -44,21 +44,32 @@ class Setting:
     def __init__(self, engine: str) -> None:
         self.engine, _, words = engine.partition(":")
         self.options = dict(word.split("=") for word in words.split(",") if word)
+        self.groups: list[dist.ProcessGroup] = []
 
     def mesh(self, *sizes: int, names: tuple[str, ...] = ("shard",)) -> DeviceMesh:
         """Sizes default to one dimension over all ranks."""
         shape = sizes or (dist.get_world_size(),)
-        return init_device_mesh(
+        mesh = init_device_mesh(
             DEVICE,
             shape,
             mesh_dim_names=names,
             backend_override=dict.fromkeys(names, self._backend()),
         )
+        self.groups += [group for group in mesh.get_all_groups() if group is not dist.group.WORLD]
+        return mesh
 
     def group(self) -> dist.ProcessGroup:
         """A further group over all ranks."""
         name, options = self._backend()
-        return dist.new_group(backend=name, pg_options=options)
+        group = dist.new_group(backend=name, pg_options=options)
+        self.groups.append(group)
+        return group
+
+    def close(self) -> None:
+        """Ends the groups made here, for ranks that try many cases."""
+        for group in self.groups:
+            dist.destroy_process_group(group)
+        self.groups.clear()
 
     def _backend(self) -> Any:
         if self.engine != "tide":
@@ -211,24 +222,40 @@ def check(
 
     def body(rank: int, size: int) -> Any:
         prepare_device()
-        stock = Trainer(case, "stock").run()
-        moved = Trainer(case, "stock", moved=True).run()
-        expected = Trainer(case, reference).run()
-        equals = {"double": expected, "stock": stock}
-        results: dict[str, Tried] = {}
-        for engine in engines:
-            outcome = Trainer(case, engine).run()
-            assert outcome.report is not None
-            assert all(math.isfinite(x) for x in outcome.losses)
-            results[engine] = Tried(
-                differs(outcome, equals[VARIANTS.get(engine, "double")]),
-                distance(outcome, stock),
-                distance(moved, stock),
-                outcome.report,
-            )
-        return results
+        return tried(case, engines, reference)
 
-    ranks = run_ranks(case.ranks, body, timeout=280, environment=ENVIRONMENT)
+    judge(case, engines, run_ranks(case.ranks, body, timeout=280, environment=ENVIRONMENT))
+
+
+def tried(case: Case, engines: tuple[str, ...], reference: str = "double") -> dict[str, Tried]:
+    """In a rank: the case on every engine."""
+
+    def outcome_of(engine: str, moved: bool = False) -> Outcome:
+        trainer = Trainer(case, engine, moved)
+        outcome = trainer.run()
+        if DEVICE != "cpu":
+            trainer.setting.close()
+        return outcome
+
+    stock = outcome_of("stock")
+    moved = outcome_of("stock", moved=True)
+    expected = outcome_of(reference)
+    equals = {"double": expected, "stock": stock}
+    results: dict[str, Tried] = {}
+    for engine in engines:
+        outcome = outcome_of(engine)
+        assert outcome.report is not None
+        assert all(math.isfinite(x) for x in outcome.losses)
+        results[engine] = Tried(
+            differs(outcome, equals[VARIANTS.get(engine, "double")]),
+            distance(outcome, stock),
+            distance(moved, stock),
+            outcome.report,
+        )
+    return results
+
+
+def judge(case: Case, engines: tuple[str, ...], ranks: list[dict[str, Tried]]) -> None:
     for engine in engines:
         tried = [results[engine] for results in ranks]
         exact = VARIANTS.get(engine, "double") == "double" or case.exact_beside_stock
