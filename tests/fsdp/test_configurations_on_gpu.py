@@ -7,6 +7,7 @@ of that size, and the tests look at what it found. A case in which a rank raises
 from __future__ import annotations
 
 import functools
+import os
 import traceback
 from typing import Any
 
@@ -17,7 +18,10 @@ from harness import run_ranks
 from trial import DEVICE, ENVIRONMENT, TORCH, VARIANTS, judge, prepare_device, tried
 
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="TIDE_TEST_DEVICE=cuda chooses the GPU")
-NAMES = [name for name, case in CASES.items() if case.since <= TORCH]
+# ci/device runs several processes, each a part of the list.
+PART = int(os.environ.get("TIDE_TEST_PART", "0"))
+PARTS = int(os.environ.get("TIDE_TEST_PARTS", "1"))
+NAMES = [name for name, case in CASES.items() if case.since <= TORCH][PART::PARTS]
 
 
 @functools.cache
