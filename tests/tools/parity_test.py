@@ -1,0 +1,156 @@
+"""`tide parity`: the procedure against small arithmetic, ways to log a loss, and whole runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tide import parity
+from tide.parity import compare
+from tide.parity.recorder import Recorder
+
+
+def test_moving_means() -> None:
+    losses = {step: float(step) for step in range(10)}
+    assert compare.moving_means(losses, 4, 6) == {6: 4.5, 7: 5.5, 8: 6.5, 9: 7.5}
+    assert compare.moving_means(losses, 20, 0) == {}
+
+
+def test_the_distance_is_the_largest_relative_one() -> None:
+    stock = dict.fromkeys(range(8), 2.0)
+    other = {**stock, 6: 2.2}
+    assert compare.distance(other, stock, 2, 4) == pytest.approx(0.1 / 2)
+    assert compare.distance(other, stock, 1, 4) == pytest.approx(0.1)
+    assert compare.distance(stock, dict(stock), 2, 4) == 0
+
+
+def runs(second: float, tide: float, third: float = 2.0) -> dict[str, compare.Losses]:
+    values = {"stock 1": 2.0, "stock 2": second, "tide": tide, "stock, reordered": third}
+    return {name: dict.fromkeys(range(4), value) for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("found", "within", "yardstick"),
+    [
+        (runs(2.02, 2.01), True, 0.01),
+        (runs(2.02, 2.03), False, 0.01),
+        (runs(2.0, 2.01, 2.04), True, 0.02),  # bit-equal stock runs: the reordered one measures
+        (runs(2.0, 2.01), None, 0.0),  # nothing to measure by
+        (runs(2.0, 2.0), True, 0.0),
+    ],
+)
+def test_verdicts(found: dict[str, compare.Losses], within: bool | None, yardstick: float) -> None:
+    verdict = compare.judge(found, "tide", ("stock 2", "stock, reordered"), 2, 0)
+    assert verdict.within is within
+    assert verdict.yardstick == pytest.approx(yardstick)
+
+
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        ("step 7 loss 1.5", (7, 1.5)),
+        ("[2026-01-01] Step: 12 | train_loss: 3.25e-1, lr 3", (12, 0.325)),
+        ("\x1b[31mstep: 3  loss:  8.1250 \x1b[0m grad_norm: 1.0", (3, 8.125)),
+        ("iteration 4: loss=2", (4, 2.0)),
+        ("loss 0.5", (0, 0.5)),
+        ('{"step": 9, "loss": 0.25}', (9, 0.25)),
+        ('{"iter": 2, "train/loss": 1}', (2, 1.0)),
+    ],
+)
+def test_lines_that_tell_a_loss(line: str, row: tuple[int, float]) -> None:
+    recorder = Recorder()
+    recorder.line(line)
+    ((step, loss, _),) = next(iter(recorder.by_source.values()))
+    assert (step, loss) == row
+
+
+@pytest.mark.parametrize("line", ["lossless codec 3", "step 3", "loss: nan", "glossy loss"])
+def test_lines_that_tell_none(line: str) -> None:
+    recorder = Recorder()
+    recorder.line(line)
+    assert not any(recorder.by_source.values())
+
+
+def test_log_outside_a_run_does_nothing() -> None:
+    parity.log(1, 2.0)
+    assert parity.current is None
+
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+import tide
+dist.init_process_group(backend="gloo")
+backend = dist.get_backend()
+model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(12):
+    torch.manual_seed(step * 100 + dist.get_rank())
+    loss = (model(torch.randn(16, 32)) - 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+    if dist.get_rank() == 0:
+        print(f"step {step} loss {mean.item() / dist.get_world_size():.9f} on {backend}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(280)
+def test_three_ranks_from_start_to_verdict(tide, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ["train.py", "--ranks", "3", "--window", "2", "--json"]
+    done = tide("parity", *options, seconds=270)
+    assert done.returncode in (0, 1), done.stderr
+    result = json.loads(done.stdout)
+    assert set(result["runs"]) == {"stock 1", "stock 2", "tide", "stock, reordered"}
+    assert result["stock_runs_bit_equal"]
+    out = tmp_path / "tide-parity"
+    backends = {
+        name: (out / name / "log").read_text().split(" on ")[1].split()[0]
+        for name in ("stock-1", "stock-2", "tide", "stock-reordered")
+    }
+    assert backends == {**dict.fromkeys(backends, "gloo"), "tide": "tide"}
+    assert {row["steps"] for row in result["runs"].values()} == {12}
+    assert result["distance"] < 1e-4
+    assert (out / "parity.png").read_bytes().startswith(b"\x89PNG")
+    # Kept runs are not repeated; a changed one is.
+    times = {p: p.stat().st_mtime_ns for p in out.glob("*/result.json")}
+    assert json.loads(tide("parity", *options).stdout) == result
+    assert times == {p: p.stat().st_mtime_ns for p in out.glob("*/result.json")}
+
+
+def test_a_script_that_logs_nothing_or_fails(tide, tmp_path: Path) -> None:
+    (tmp_path / "quiet.py").write_text("")
+    (tmp_path / "wrong.py").write_text("raise KeyError('no such thing')")
+    done = tide("parity", "quiet.py", "--ranks", "1", "--out", "a")
+    assert done.returncode == 2 and "logged no loss" in done.stderr
+    done = tide("parity", "wrong.py", "--ranks", "1", "--out", "b")
+    assert done.returncode == 2 and "KeyError: 'no such thing'" in done.stderr
+    assert tide("parity", "nofile.py").returncode == 2
+
+
+def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, time\nopen(f'pid.{os.environ[\"RANK\"]}', 'w').write(str(os.getpid()))\n"
+        "time.sleep(100)"
+    )
+    command = [sys.executable, "-m", "tide.cli", "parity", "slow.py", "--ranks", "2"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.glob("pid.*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid.*")]
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
