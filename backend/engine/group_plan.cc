@@ -85,6 +85,14 @@ PlanBallot GroupImpl::own_ballot(const std::vector<PlanRequest>& requests,
                                  int prefetch_depth) const {
   PlanBallot ballot;
   ballot.requests = requests;
+  for (PlanRequest& request : ballot.requests) {
+    if (!enqueuing_ || !request.refusal.empty() || !request.serve_reduce) continue;
+    // The kernels do not add every type.
+    if (!check_sum({request.gradient_dtype}, request.gradient_dtype, {}).is_ok()) {
+      request.refusal = std::string("gradients of ") + dtype_name(request.gradient_dtype) +
+                        " cannot be summed on a GPU";
+    }
+  }
   ballot.prefetch_depth = prefetch_depth;
   ballot.staging_slice_bytes = options_.staging_slice_bytes;
   ballot.landing_slice_bytes = options_.landing_slice_bytes;

@@ -182,6 +182,17 @@ TEST(EngineStreams, AReduceFreesItsGradientsInStreamOrder) {
   }
 }
 
+TEST(EngineStreams, GradientsThatTheKernelsDoNotAddAreRefusedByVote) {
+  run_streams([](int, Rank& rank, cuda::FakeDriver&) {
+    auto requests = one_layer();
+    requests[0].gradient_dtype = DType::kFloat64;
+    auto answers = rank.group->plan(requests, 1);
+    TIDE_ASSERT_OK(answers.status());
+    EXPECT_FALSE(answers.value()[0].accepted);
+    EXPECT_EQ(answers.value()[0].reason, "rank 0: gradients of fp64 cannot be summed on a GPU");
+  });
+}
+
 TEST(EngineStreams, ARecordingStreamIsRefusedAndTheGroupGoesOn) {
   run_streams([](int, Rank& rank, cuda::FakeDriver& driver) {
     TIDE_ASSERT_OK(rank.group->plan(one_layer(), 1).status());
