@@ -100,6 +100,7 @@ class Case:
     step: Callable[[Trainer, int], torch.Tensor] | None = None
     optimizer: Callable[[nn.Module], Any] = lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2)
     prepare: Callable[[nn.Module], None] = lambda _: None  # after sharding
+    keeps_groups: bool = False  # DTensor remembers meshes by their ranks, and so their groups
     calls_served: bool = True  # no call of a served group goes stock
     since: tuple[int, int] = (2, 11)  # the first torch whose stock FSDP2 can do it
     exact_beside_stock: bool = True  # stock does the same arithmetic around its collectives
@@ -233,7 +234,7 @@ def tried(case: Case, engines: tuple[str, ...], reference: str = "double") -> di
     def outcome_of(engine: str, moved: bool = False) -> Outcome:
         trainer = Trainer(case, engine, moved)
         outcome = trainer.run()
-        if DEVICE != "cpu":
+        if DEVICE != "cpu" and not case.keeps_groups:
             trainer.setting.close()
         return outcome
 

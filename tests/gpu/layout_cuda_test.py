@@ -175,9 +175,12 @@ def test_works_and_futures_order_streams_and_not_the_host() -> None:
     def body(rank: int, size: int) -> None:
         output = tide.empty(8 * size, device="cuda")
         value = torch.zeros(8)
-        # Once before: a kernel's first launch loads it, which waits for what runs.
+        # Once before: a kernel's first launch loads it, and a pool's first stream makes all of
+        # them, which waits for what runs.
         value.fill_(rank)
-        gather([output], [value * 2]).wait()
+        warm = gather([output], [value * 2])
+        warm.wait()
+        warm.get_future().wait()
         torch.cuda._sleep(1)
         torch.cuda.synchronize()
         torch.cuda._sleep(HELD)

@@ -372,6 +372,7 @@ Status CudaFabricImpl::copy(int queue, const CopyBlock* blocks, int count) {
   const bool by_kernel = many_small(blocks, count);
   for (int i = 0; i < count; ++i) {
     const CopyBlock& block = blocks[i];
+    if (block.to == block.from) continue;  // a shard that lies at its own place already
     const auto place = window_map_->find(block.to, 1);
     if (place && place->rank != rank()) {
       if (!by_kernel || block.rows * block.row_bytes > kSmallPiece) {
