@@ -240,6 +240,7 @@ void bind_backend(py::module_& module) {
            py::arg("inputs"), py::arg("rows"), py::arg("op"), py::arg("scale"), NoGil())
       .def("counters", &ProcessGroupTide::counters, NoGil())
       .def("flight_record", &ProcessGroupTide::flight_record, NoGil())
+      .def("wait_times", &ProcessGroupTide::wait_times, NoGil())
       .def("why_delegated", &ProcessGroupTide::why_delegated, NoGil())
       // Children of a tide group are made by the store and never split a communicator, so ranks
       // outside have no part.

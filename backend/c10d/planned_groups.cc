@@ -279,6 +279,11 @@ std::map<std::string, int64_t> ProcessGroupTide::counters() const {
           {"plans", counters.plans}};
 }
 
+std::string ProcessGroupTide::wait_times() const {
+  const std::vector<std::shared_ptr<Group>> groups = engines_.made();
+  return groups.empty() ? "[]" : groups.back()->wait_times();
+}
+
 std::string ProcessGroupTide::flight_record() const {
   // The GPU's where there is one.
   const std::vector<std::shared_ptr<Group>> groups = engines_.made();

@@ -211,6 +211,7 @@ class ProcessGroupTide : public c10d::Backend {
 
   std::map<std::string, int64_t> counters() const;
   std::string flight_record() const;
+  std::string wait_times() const;
   // Operation name -> reason of its last delegation, for operations that tide has a path of its own
   // for.
   std::map<std::string, std::string> why_delegated() const;

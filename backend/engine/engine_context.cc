@@ -11,7 +11,8 @@ const char* control_counter_name(int counter) {
 
 EngineContext::EngineContext(std::string name, std::unique_ptr<Fabric> fabric,
                              std::chrono::milliseconds timeout, std::function<Status()> interrupted)
-    : name_(std::move(name)),
+    : wait_times(fabric->size()),
+      name_(std::move(name)),
       fabric_(std::move(fabric)),
       enqueuing_(fabric_->capabilities().blocking ? nullptr
                                                   : dynamic_cast<EnqueuingFabric*>(fabric_.get())),
@@ -39,6 +40,14 @@ std::string EngineContext::describe(const OperationState& operation) const {
   return text + ", waiting for " + control_counter_name(waiting.counter) + " from rank " +
          std::to_string(waiting.from) + ", wanted " + std::to_string(waiting.value) + ", got " +
          std::to_string(got);
+}
+
+void EngineContext::note_wait(OperationState& operation, int counter, int from,
+                              Clock::time_point begin) {
+  const auto time = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
+  const auto microseconds = static_cast<uint64_t>(time.count());
+  operation.add_wait(from, microseconds);
+  wait_times.add(operation, control_counter_name(counter), from, microseconds);
 }
 
 void EngineContext::break_group(const Status& reason, bool tell_peers) {

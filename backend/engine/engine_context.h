@@ -16,6 +16,7 @@
 #include "backend/engine/control_page.h"
 #include "backend/engine/failure.h"
 #include "backend/engine/operation_state.h"
+#include "backend/engine/wait_times.h"
 #include "transports/enqueuing_fabric.h"
 
 namespace tide {
@@ -52,6 +53,8 @@ class EngineContext {
   // "gather 17 of 'layers.3', waiting for gather_arrival from rank 2, wanted 35, got 34"; the
   // operation alone when it does not wait.
   std::string describe(const OperationState& operation) const;
+  // A wait on the host has ended that began at `begin`.
+  void note_wait(OperationState& operation, int counter, int from, Clock::time_point begin);
 
   // The first error breaks the group: kept, own waits end, peers are told (not when a peer's own
   // failure is the reason). Any thread.
@@ -74,6 +77,7 @@ class EngineContext {
   std::atomic<uint64_t> bytes_pushed{0};
   std::atomic<uint64_t> bytes_copied{0};
   std::atomic<uint64_t> bytes_summed{0};
+  WaitTimes wait_times;
 
  private:
   const std::string name_;

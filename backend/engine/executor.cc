@@ -184,7 +184,9 @@ Status Executor::wait(int queue, int counter, int from, uint32_t value) {
   if (static_cast<int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0) {
     waiting_from_ = from;
     if (call_.operation != nullptr) call_.operation->set_waiting({counter, from, value});
+    const Clock::time_point begin = Clock::now();
     const Status status = fabric_->wait(queue, word, value, guard_);
+    if (call_.operation != nullptr) context_->note_wait(*call_.operation, counter, from, begin);
     if (!status.is_ok()) return explain(status, counter, from, value);
     if (call_.operation != nullptr) call_.operation->set_waiting({});
   }

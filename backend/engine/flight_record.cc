@@ -1,29 +1,12 @@
 #include "backend/engine/flight_record.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
+
+#include "backend/engine/json_text.h"
 
 namespace tide {
 namespace {
-
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      result += '\\';
-      result += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char escape[8];
-      std::snprintf(escape, sizeof(escape), "\\u%04x",
-                    static_cast<unsigned>(static_cast<unsigned char>(c)));
-      result += escape;
-    } else {
-      result += c;
-    }
-  }
-  return result + "\"";
-}
 
 const char* phase_name(OperationState::Phase phase) {
   switch (phase) {
@@ -52,6 +35,10 @@ std::string operation_json(const EngineContext& context, const OperationState& o
                      phase_name(phase) +
                      "\", \"bytes\": " + std::to_string(operation.record().bytes) +
                      ", \"microseconds\": " + std::to_string(duration.count());
+  if (const OperationState::Waited waited = operation.waited(); waited.microseconds > 0) {
+    json += ", \"waited_microseconds\": " + std::to_string(waited.microseconds) +
+            ", \"longest_for_rank\": " + std::to_string(waited.longest_for);
+  }
   if (phase == OperationState::Phase::kRunning)
     json += ", \"waiting\": " + quoted(context.describe(operation));
   if (phase == OperationState::Phase::kFailed)

@@ -26,7 +26,8 @@ class FlightRecord {
   std::vector<std::shared_ptr<OperationState>> in_flight() const;
 
   // {"group": ..., "rank": ..., "error": ..., "operations": [{"sequence", "kind", "subject",
-  // "state", "bytes", "microseconds", "waiting", "error"}, ...]} with the last `count` operations,
+  // "state", "bytes", "microseconds", "waited_microseconds", "longest_for_rank", "waiting",
+  // "error"}, ...]} with the last `count` operations,
   // oldest first. Times run from the call.
   std::string to_json(const EngineContext& context, int count) const;
 

@@ -157,6 +157,8 @@ class Group {
   virtual Status error() const = 0;  // OK until the group broke
   // JSON: the last operations with their state and sequence.
   virtual std::string flight_record() const = 0;
+  // JSON: who was waited for, how long, and for what (wait_times.h).
+  virtual std::string wait_times() const = 0;
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
   // Breaks the group on purpose: operations end with `reason`, peers are told.

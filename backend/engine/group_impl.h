@@ -94,6 +94,7 @@ class GroupImpl final : public Group {
   GroupCounters counters() const override;
   Status error() const override { return context_.failure.status(); }
   std::string flight_record() const override;
+  std::string wait_times() const override { return context_.wait_times.to_json(); }
   void set_timeout(std::chrono::milliseconds timeout) override { context_.set_timeout(timeout); }
   void abort(const Status& reason) override { context_.break_group(reason, true); }
   void close() override;

@@ -160,6 +160,20 @@ WaitingFor OperationState::waiting() const {
           static_cast<uint32_t>(word)};
 }
 
+void OperationState::add_wait(int from, uint64_t microseconds) {
+  waited_.fetch_add(microseconds, std::memory_order_relaxed);
+  const uint64_t word = microseconds << 24 | static_cast<uint64_t>(from);
+  uint64_t longest = longest_wait_.load(std::memory_order_relaxed);
+  while (word > longest && !longest_wait_.compare_exchange_weak(longest, word)) {
+  }
+}
+
+OperationState::Waited OperationState::waited() const {
+  const uint64_t all = waited_.load(std::memory_order_relaxed);
+  if (all == 0) return {};
+  return {all, static_cast<int>(longest_wait_.load(std::memory_order_relaxed) & 0xffffff)};
+}
+
 OperationState::Phase OperationState::phase() const {
   if (is_done()) return status().is_ok() ? Phase::kDone : Phase::kFailed;
   return started_.load(std::memory_order_relaxed) ? Phase::kRunning : Phase::kQueued;

@@ -113,6 +113,14 @@ class OperationState final : public Operation {
   void set_waiting(const WaitingFor& waiting);
   WaitingFor waiting() const;
 
+  // Host time that its queues waited in all, and the rank of the longest wait. Zero and -1: none.
+  struct Waited {
+    uint64_t microseconds = 0;
+    int longest_for = -1;
+  };
+  void add_wait(int from, uint64_t microseconds);
+  Waited waited() const;
+
   struct Times {
     Clock::time_point queued, done;
   };
@@ -135,6 +143,8 @@ class OperationState final : public Operation {
   std::atomic<bool> done_{false};
   std::atomic<bool> read_{false};
   std::atomic<uint64_t> waiting_{0};
+  std::atomic<uint64_t> waited_{0};
+  std::atomic<uint64_t> longest_wait_{0};  // microseconds, then the rank in the last 24 bits
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -109,6 +109,8 @@ class Backend(torch._C._distributed_c10d.Backend):
         """Since creation: operations, bytes_pushed, bytes_copied, bytes_summed; arena_bytes and plans: held now."""
     def flight_record(self) -> str:
         """JSON: the last operations of tide's own with their state; an empty list before the first."""
+    def wait_times(self) -> str:
+        """JSON: by subject and kind of call, host time waited by cause and by rank, and a histogram."""
     def why_delegated(self) -> dict[str, str]:
         """Operation name -> reason of its last delegation, for those operations tide has a path of its own for."""
 

@@ -17,6 +17,7 @@ VERBS = {
     "bench": ("tide.bench", "Compare tide with gloo on this machine."),
     "check": ("tide.check", "Which groups of a model tide would serve, and why not others."),
     "doctor": ("tide.doctor", "What this machine and this launch can do, and why not more."),
+    "explain": ("tide.explain", "Which rank everyone waited for, from flight records."),
     "parity": ("tide.parity", "A training script stock twice and on tide once: is it right?"),
 }
 """Verb -> (module with a click command named `command`, one line for `tide --help`)."""

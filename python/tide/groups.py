@@ -55,6 +55,7 @@ def start(backend: _C.Backend) -> None:
     # At creation all ranks are here. At the first CPU operation they need not be: it may be a send
     # between two.
     backend.inner("cpu")
+    import_module("tide.dumps").follow(backend)
     if backend.options.fsdp == "0":
         return
     try:

@@ -82,6 +82,13 @@ KNOBS: dict[str, Knob] = {
             "operations that a group's flight record shows; more than 512 are not kept",
             minimum=1,
         ),
+        Knob("TIDE_DUMP", "", "path of flight record files before the rank; beside PyTorch's"),
+        Knob(
+            "TIDE_DUMP_SIGNAL",
+            "0",
+            "number of the signal that dumps the flight record; 0: none",
+            minimum=0,
+        ),
         Knob(
             "TIDE_FSDP_FORCE",
             "0",

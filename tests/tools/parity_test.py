@@ -42,6 +42,7 @@ def runs(second: float, tide: float, third: float = 2.0) -> dict[str, compare.Lo
         (runs(2.0, 2.01, 2.04), True, 0.02),  # bit-equal stock runs: the reordered one measures
         (runs(2.0, 2.01), None, 0.0),  # nothing to measure by
         (runs(2.0, 2.0), True, 0.0),
+        (runs(2.0, 2.000001, 2.0000001), True, 5e-8),  # rounding of the loss itself
     ],
 )
 def test_verdicts(found: dict[str, compare.Losses], within: bool | None, yardstick: float) -> None:

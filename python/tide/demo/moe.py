@@ -80,15 +80,13 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--fp32", action="store_true")
     given = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     text = read_text(None)
     model = Model(given.width, given.layers, given.experts)
-    # Three bf16 numbers of like size have an exact fp32 sum: only in fp32 does the order of ranks
-    # leave a trace by which two stock runs can differ.
-    dtype = torch.bfloat16 if given.bf16 else None
+    dtype = None if given.fp32 else torch.bfloat16
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in model.blocks:
         assert isinstance(block, Block)

@@ -16,6 +16,8 @@ import torch
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
+from tide import dumps
+from tide.fsdp import ranges
 from tide.fsdp.comm import TideAllGather
 from tide.fsdp.probes import Arguments
 from tide.fsdp.record import GroupRecord
@@ -41,7 +43,8 @@ class GatherResult(AllGatherResult):
         if stream is not None and self.all_gather_event is not None:
             stream.wait_event(self.all_gather_event)
         if work is not None:
-            work.wait()
+            with dumps.on_error(), ranges.wait_for_gather(self.record):
+                work.wait()
         self.shards = []
 
     def drop(self) -> None:
@@ -142,7 +145,8 @@ def _start(
     assert backend is not None
     # A shard that is not contiguous is repaired here: a rank must not go stock alone.
     shards = [p._sharded_param_data.detach().contiguous() for p in fsdp_params]
-    work = backend.gather(record.gather_plan, shards, outputs)
+    with dumps.on_error(), ranges.gather(record):
+        work = backend.gather(record.gather_plan, shards, outputs)
     if work is None:
         return None
     record.gathers += 1

@@ -16,6 +16,8 @@ import torch
 from torch.distributed import ReduceOp
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
+from tide import dumps
+from tide.fsdp import ranges
 from tide.fsdp.comm import TideReduceScatter
 from tide.fsdp.probes import Arguments, Torch
 from tide.fsdp.record import SLOT_REUSE, GroupRecord
@@ -63,7 +65,12 @@ class ReduceCall:
         complete output, on a GPU what it enqueues on its (the current) stream does."""
         record = self.record
         assert record.reduce_backend is not None and self.placeholder is not None
-        work = record.reduce_backend.reduce(
+        with ranges.reduce(record):
+            self._run(record, record.reduce_backend, output, op)
+        record.reduces += 1
+
+    def _run(self, record: GroupRecord, backend: Any, output: torch.Tensor, op: Any) -> None:
+        work = backend.reduce(
             record.reduce_plan,
             self.indices,
             self.gradients,
@@ -79,7 +86,6 @@ class ReduceCall:
         else:  # torch holds them until its compute stream has waited for this
             self.read_event = stream.record_event()
         work.wait()
-        record.reduces += 1
 
     def _scale(self, op: Any) -> float:
         assert self.placeholder is not None
@@ -141,7 +147,8 @@ def reduce(
         _hide(gradients)
     comm.call = call
     try:
-        result = stock(*args, **kwargs)
+        with dumps.on_error():
+            result = stock(*args, **kwargs)
     finally:
         comm.call = None
     return (call.gradients, call.read_event or result[1], *result[2:])

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from tide.fsdp import backends, eligibility, seam
+from tide.fsdp import backends, eligibility, page, seam, waits
 from tide.fsdp.plan import groups_of
 from tide.fsdp.record import GroupRecord, record_of
 
@@ -55,9 +56,21 @@ class Row:
 class Report:
     rows: list[Row]
     arena_bytes: int  # memory that the process groups of these rows hold on this rank
+    waits: list[waits.Waits] = field(default_factory=list)  # this rank's: not equal on all
 
     def to_dict(self) -> dict[str, Any]:
         return {"rows": [asdict(row) for row in self.rows], "arena_bytes": self.arena_bytes}
+
+    def waits_dict(self) -> list[dict[str, Any]]:
+        return [asdict(one) for one in self.waits]
+
+    def waits_table(self) -> str:
+        """By group: how long this rank waited, for what, and for which rank most."""
+        return waits.table(self.waits)
+
+    def html(self, path: str | Path) -> None:
+        """Writes the report and the waits as one page that needs no network."""
+        Path(path).write_text(page.page(self))
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -83,7 +96,10 @@ def report(model: torch.nn.Module) -> Report:
     if not rows:
         raise TypeError("no module under this one was given to torch.distributed.fsdp.fully_shard")
     held = sum(int(b.counters().get("arena_bytes", 0)) for b in arenas.values())
-    return Report(rows, held)
+    calls = {}
+    for row in rows:
+        calls[row.group, "gather"], calls[row.group, "reduce"] = row.gathers, row.reduces
+    return Report(rows, held, waits.of(list(arenas.values()), calls))
 
 
 def _groups(model: torch.nn.Module) -> list[Any]:

@@ -3,7 +3,7 @@
     python -m tide.parity.rank SETTINGS FOLDER SCRIPT [ARGUMENTS...]
 
 SETTINGS is JSON: backend (empty: the script's own), stock (what stands in for "tide" in a stock
-run), seed, reordered (gradients are summed from the last rank to the first), symmetric (FSDP2's
+run), seed, reordered (gradients are divided and then summed from the last rank), symmetric (FSDP2's
 symmetric memory). Writes FOLDER/rank.N.json.
 """
 
@@ -43,7 +43,11 @@ def change_the_string(backend: str, stock: str) -> None:
 
 
 def reorder() -> None:
-    """Stock reduce-scatters whose sum runs from the last rank to the first."""
+    """Stock reduce-scatters that divide first and sum from the last rank to the first.
+
+    The fp32 sum of a few bf16 numbers is often exact, whatever the order; dividing before it leaves
+    a trace of the last bit all the same, as it does in NCCL's averages.
+    """
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
     def reduce_scatter(
@@ -58,12 +62,12 @@ def reorder() -> None:
         slices = torch.empty_like(input_tensor)
         dist.all_to_all_single(slices, input_tensor, group=group)
         parts = slices.view(ranks, -1)
-        total = parts[ranks - 1].clone()
+        total = parts[ranks - 1] / ranks
         for rank in reversed(range(ranks - 1)):
-            total += parts[rank]
-        if op == dist.ReduceOp.AVG:
-            total /= ranks
-        elif op != dist.ReduceOp.SUM:
+            total += parts[rank] / ranks
+        if op == dist.ReduceOp.SUM:
+            total *= ranks
+        elif op != dist.ReduceOp.AVG:
             raise RuntimeError(f"tide parity cannot sum in another order with {op}")
         output_tensor.view(-1).copy_(total)
 

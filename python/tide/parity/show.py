@@ -54,7 +54,7 @@ def text(result: Json, out: Path) -> str:
     for name, row in result["runs"].items():
         device = look.size(row["device_bytes"]) if row["device_bytes"] else "-"
         lines.append(
-            f"{name:<18} {row['steps']:>6} {row['last_loss']:>10.5f} {row['distance']:>9.3%} "
+            f"{name:<18} {row['steps']:>6} {row['last_loss']:>10.5f} {row['distance']:>9.2e} "
             f"{look.duration(row['step_seconds']):>9} {look.size(row['host_bytes']):>12} "
             f"{device:>11}"
         )
@@ -65,9 +65,9 @@ def text(result: Json, out: Path) -> str:
     if result["stock_runs_bit_equal"]:
         lines.append(
             "the two stock runs are bit-equal; the yardstick is a stock run whose gradients are "
-            "summed in"
+            "divided"
         )
-        lines.append("another order of ranks")
+        lines.append("first and summed in another order of ranks")
     lines += textwrap.wrap(result["sentence"], look.WIDTH)
     lines.append(f"written: {out}/parity.json, {out}/parity.png")
     return "\n".join(lines)
