@@ -144,14 +144,14 @@ Status UcxNetwork::come_up(Deadline deadline) {
 
 Status UcxNetwork::self_test(Deadline deadline) {
   const int own = options_.node;
-  std::vector<unsigned char> source(scratch_.size());
+  test_source_.resize(scratch_.size());
   {
     std::lock_guard lock(mutex_);
     region_bytes_[kScratchRegion] = static_cast<int64_t>(scratch_.size());
   }
   for (int node = 0; node < options_.nodes; ++node) {
     if (node == own) continue;
-    unsigned char* from = source.data() + node * kScratchBytes;
+    unsigned char* from = test_source_.data() + node * kScratchBytes;
     for (int64_t i = 0; i < kScratchBytes; ++i) from[i] = test_byte(own, node, i);
     Put test;
     test.node = node;

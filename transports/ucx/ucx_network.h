@@ -65,7 +65,9 @@ class UcxNetwork : public Network {
   const std::shared_ptr<EventBoard> board_;
   std::shared_ptr<UcxLink> link_;
   NetworkCapabilities capabilities_;
+  // Both outlive the link: a first put that this node gives up may still be under way.
   std::vector<unsigned char> scratch_;
+  std::vector<unsigned char> test_source_;
   mutable std::mutex mutex_;
   std::map<int, int64_t> region_bytes_;
   int64_t next_vote_ = 0;
