@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tide.demo import measure
 from tide.demo.model import Model, Shape, batch_of, read_text
@@ -256,17 +256,18 @@ def path_case(bench: Bench) -> dict[str, Any]:
     }
 
 
-def step_model(bench: Bench, group: dist.ProcessGroup) -> nn.Module:
+def step_model(
+    bench: Bench, group: dist.ProcessGroup, reduce_dtype: torch.dtype | None = torch.float32
+) -> FSDPModule:
     """The demonstration's model, a little wider: bf16 to compute and gather, fp32 to keep and
     sum."""
     torch.manual_seed(0)
     mesh = DeviceMesh.from_group(group, "cpu")
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
     model = Model(Shape())
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    return model
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def one_step(bench: Bench, model: nn.Module, text: Tensor, step: int) -> None:
@@ -275,17 +276,27 @@ def one_step(bench: Bench, model: nn.Module, text: Tensor, step: int) -> None:
     loss.backward()
 
 
-def step_case(bench: Bench) -> dict[str, Any]:
-    """Steps of the demonstration's model (no optimizer), beside an unsharded bf16 model's.
+def without_communication(bench: Bench) -> nn.Module:
+    """The same FSDP2 model in the state in which no communication is due: parameters stay
+    unsharded after the first forward, gradients are not reduced. Its steps cost the arithmetic and
+    FSDP2's own hooks."""
+    model = step_model(bench, bench.groups["gloo"], reduce_dtype=None)
+    model.set_reshard_after_forward(False)
+    model.set_reshard_after_backward(False)
+    model.set_requires_gradient_sync(False)
+    return model
 
-    `communication` is what a step costs more than computing alone in the same repetition;
-    `inside` is the time in FSDP2's communication calls, waiting there for slower ranks included.
+
+def step_case(bench: Bench) -> dict[str, Any]:
+    """Steps of the demonstration's model (no optimizer).
+
+    `communication` is what a step costs more than one of `without_communication` in the same
+    repetition; `inside` is the time in FSDP2's communication calls, waiting there for slower
+    ranks included.
     """
     text = read_text(None)
-    models: dict[str, nn.Module] = {
-        name: step_model(bench, group) for name, group in bench.groups.items()
-    }
-    models["alone"] = Model(Shape()).bfloat16()
+    models = {name: step_model(bench, group) for name, group in bench.groups.items()}
+    models["alone"] = without_communication(bench)
     whole: Samples = {name: [] for name in models}
     inside: Samples = {name: [] for name in models}
     names = list(models)
