@@ -258,7 +258,7 @@ def path_case(bench: Bench) -> dict[str, Any]:
 
 def step_model(
     bench: Bench, group: dist.ProcessGroup, reduce_dtype: torch.dtype | None = torch.float32
-) -> FSDPModule:
+) -> nn.Module:
     """The demonstration's model, a little wider: bf16 to compute and gather, fp32 to keep and
     sum."""
     torch.manual_seed(0)
@@ -267,7 +267,8 @@ def step_model(
     model = Model(Shape())
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
 
 
 def one_step(bench: Bench, model: nn.Module, text: Tensor, step: int) -> None:
@@ -281,6 +282,7 @@ def without_communication(bench: Bench) -> nn.Module:
     unsharded after the first forward, gradients are not reduced. Its steps cost the arithmetic and
     FSDP2's own hooks."""
     model = step_model(bench, bench.groups["gloo"], reduce_dtype=None)
+    assert isinstance(model, FSDPModule)
     model.set_reshard_after_forward(False)
     model.set_reshard_after_backward(False)
     model.set_requires_gradient_sync(False)
