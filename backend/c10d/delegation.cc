@@ -78,7 +78,7 @@ WorkPointer ProcessGroupTide::broadcast(std::vector<at::Tensor>& tensors,
 WorkPointer ProcessGroupTide::allreduce(std::vector<at::Tensor>& tensors,
                                         const c10d::AllreduceOptions& options) {
   c10d::Backend& backend = route(tensors);
-  if (!needs_premultiply(options.reduceOp, tensors))
+  if (!needs_premultiply(backend, options.reduceOp, tensors))
     return tracked(backend.allreduce(tensors, options));
   premultiply_in_place(options.reduceOp, tensors);
   c10d::AllreduceOptions summed = options;
@@ -94,7 +94,7 @@ WorkPointer ProcessGroupTide::allreduce_sparse(std::vector<at::Tensor>& tensors,
 WorkPointer ProcessGroupTide::allreduce_coalesced(std::vector<at::Tensor>& tensors,
                                                   const c10d::AllreduceCoalescedOptions& options) {
   c10d::Backend& backend = route(tensors);
-  if (!needs_premultiply(options.reduceOp, tensors))
+  if (!needs_premultiply(backend, options.reduceOp, tensors))
     return tracked(backend.allreduce_coalesced(tensors, options));
   premultiply_in_place(options.reduceOp, tensors);
   c10d::AllreduceCoalescedOptions summed = options;
@@ -105,7 +105,7 @@ WorkPointer ProcessGroupTide::allreduce_coalesced(std::vector<at::Tensor>& tenso
 WorkPointer ProcessGroupTide::reduce(std::vector<at::Tensor>& tensors,
                                      const c10d::ReduceOptions& options) {
   c10d::Backend& backend = route(tensors);
-  if (!needs_premultiply(options.reduceOp, tensors))
+  if (!needs_premultiply(backend, options.reduceOp, tensors))
     return tracked(backend.reduce(tensors, options));
   c10d::ReduceOptions summed = options;
   summed.reduceOp = c10d::ReduceOp::SUM;
@@ -146,7 +146,7 @@ WorkPointer ProcessGroupTide::reduce_scatter(std::vector<at::Tensor>& outputs,
                                              std::vector<std::vector<at::Tensor>>& inputs,
                                              const c10d::ReduceScatterOptions& options) {
   c10d::Backend& backend = route(outputs);
-  if (!needs_premultiply(options.reduceOp, outputs))
+  if (!needs_premultiply(backend, options.reduceOp, outputs))
     return tracked(backend.reduce_scatter(outputs, inputs, options));
   std::vector<std::vector<at::Tensor>> scaled;
   for (const auto& list : inputs) scaled.push_back(premultiplied(options.reduceOp, list));
@@ -211,7 +211,7 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single,
 WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single, _reduce_scatter_base)(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   c10d::Backend& backend = route(input);
-  if (!needs_premultiply(options.reduceOp, {input})) {
+  if (!needs_premultiply(backend, options.reduceOp, {input})) {
     return tracked(
         backend.TIDE_RENAMED(reduce_scatter_single, _reduce_scatter_base)(output, input, options));
   }

@@ -234,7 +234,7 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(reduce_scatter_single_coalesced,
     }
   }
   c10d::Backend& backend = route(inputs);
-  if (!needs_premultiply(options.reduceOp, inputs)) {
+  if (!needs_premultiply(backend, options.reduceOp, inputs)) {
     return tracked(backend.TIDE_RENAMED(reduce_scatter_single_coalesced,
                                         reduce_scatter_tensor_coalesced)(outputs, inputs, options));
   }

@@ -4,9 +4,10 @@
 
 namespace tide {
 
-bool needs_premultiply(const c10d::ReduceOp& op, const std::vector<at::Tensor>& tensors) {
+bool needs_premultiply(const c10d::Backend& inner, const c10d::ReduceOp& op,
+                       const std::vector<at::Tensor>& tensors) {
   return op.op_ == c10d::ReduceOp::PREMUL_SUM &&
-         (tensors.empty() || tensors.front().device().is_cpu());
+         (tensors.empty() || tensors.front().device().is_cpu() || inner.getBackendName() == "gloo");
 }
 
 double premultiply_factor(const c10d::ReduceOp& op) {

@@ -1,13 +1,15 @@
 // PREMUL_SUM for inner backends that know sums only (Gloo): the inputs are scaled in their own
-// dtype, then summed, which is what NCCL does. CUDA tensors are left to the inner backend.
+// dtype, then summed, which is what NCCL does. CUDA tensors are left to other inner backends.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
 namespace tide {
 
-bool needs_premultiply(const c10d::ReduceOp& op, const std::vector<at::Tensor>& tensors);
+bool needs_premultiply(const c10d::Backend& inner, const c10d::ReduceOp& op,
+                       const std::vector<at::Tensor>& tensors);
 
 // The factor of a PREMUL_SUM as a number.
 double premultiply_factor(const c10d::ReduceOp& op);

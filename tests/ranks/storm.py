@@ -158,7 +158,8 @@ class Work:
         x.sum().backward()
         finite = bool(self.model[1].weight.grad.to_local().isfinite().all())
         if not finite and DEVICE != "cpu":
-            self.model(x)  # poisoned: the next call says why
+            for layer in self.model:  # poisoned: the next gather says why
+                x = layer(x)
         assert finite
 
 
