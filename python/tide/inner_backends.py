@@ -40,18 +40,17 @@ def inner_factory(
         request.timeout = options._timeout + _GRACE
         request.group_id = options.group_name
         request.global_ranks_in_group = list(options.global_ranks_in_group)
-        if (
-            split_from is not None
-            and name in ("nccl", "nccl-legacy")
-            and not hasattr(split_from, "inner")
-        ):
-            request.split_from = split_from
-        return _create(name, request)
+        if name not in ("nccl", "nccl-legacy") or hasattr(split_from, "inner"):
+            return _create(name, request, None)
+        return _create(name, request, split_from)
 
     return make
 
 
-def _create(name: str, request: Any) -> Any:
+def _create(name: str, request: Any, split_from: Any) -> Any:
+    """`split_from`: the NCCL backend whose communicator the new one's is split off, if any."""
+    if split_from is not None and hasattr(request, "split_from"):  # torch 2.11 has no such field
+        request.split_from = split_from
     backend_class = distributed_c10d.Backend
     ensure = getattr(backend_class, "_ensure_backend_registered", None)
     if ensure is not None:
@@ -73,8 +72,8 @@ def _create(name: str, request: Any) -> Any:
         nccl_options._timeout = request.timeout
         nccl_options.global_ranks_in_group = request.global_ranks_in_group
         nccl_options.group_name = request.group_id
-        if request.split_from is not None:
-            nccl_options.split_from = request.split_from
+        if split_from is not None:
+            nccl_options.split_from = split_from
             nccl_options.split_color = distributed_c10d._process_group_color(
                 request.global_ranks_in_group
             )

@@ -26,7 +26,9 @@ pytestmark = pytest.mark.skipif(
     not Path("/dev/nvidiactl").exists(), reason="no GPU on this machine (no /dev/nvidiactl)"
 )
 POINT_TO_POINT = {"ring", "batched_ring"}
-"""Gloo alone ends the process on these; their results are known without it."""
+COALESCED = {"coalesced_all_gather", "coalesced_reduce_scatter"}
+"""Gloo alone ends the process on CUDA tensors in these and in point-to-point; what they give is
+known without it."""
 DTYPES = [torch.float32, torch.bfloat16, torch.int64]
 SAFE = {
     "NCCL_NVLS_ENABLE": "0",
@@ -62,7 +64,7 @@ def outcomes(names: list[str], group: Any, rank: int, size: int) -> dict[str, An
 
 
 def collectives() -> list[str]:
-    return [name for name in OPERATIONS if name not in POINT_TO_POINT]
+    return [name for name in OPERATIONS if name not in POINT_TO_POINT | COALESCED]
 
 
 def compare(got: dict[str, Any], wanted: dict[str, Any]) -> int:
@@ -122,6 +124,28 @@ def test_point_to_point_by_the_host(backend: str) -> None:
         return compared
 
     assert run_ranks(4, body, backend=backend, environment=GLOO) == [12] * 4
+
+
+@pytest.mark.parametrize("backend", TIDE_BACKENDS)
+def test_coalesced_collectives_of_several_ranks(backend: str) -> None:
+    def body(rank: int, size: int) -> int:
+        on_gpu()
+        compared = 0
+        for dtype in DTYPES:
+            for asynchronous in (False, True):
+                gathered = OPERATIONS["coalesced_all_gather"](None, rank, size, dtype, asynchronous)
+                scattered = OPERATIONS["coalesced_reduce_scatter"](
+                    None, rank, size, dtype, asynchronous
+                )
+                for numel, whole, part in zip((1, 7, 30), gathered, scattered, strict=True):
+                    everyone = [values(peer, numel, dtype) for peer in range(size)]
+                    assert torch.equal(whole, torch.cat(everyone)), (dtype, numel)
+                    summed = sum(values(peer, numel * size, dtype) for peer in range(size))
+                    assert torch.equal(part, summed.chunk(size)[rank]), (dtype, numel)
+                    compared += 2
+        return compared
+
+    assert run_ranks(4, body, backend=backend, timeout=120, environment=GLOO) == [36] * 4
 
 
 def test_receive_from_any_on_the_gpu() -> None:
