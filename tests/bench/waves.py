@@ -1,6 +1,6 @@
 """Runs `waves` (waves.cu, built by ci/device), keeps its JSON with the machine and paints it.
 
-python3 tests/bench/waves.py --program build/device/waves --image build/device/images/accumulate.fatbin
+    ci/device waves
 """
 
 from __future__ import annotations
