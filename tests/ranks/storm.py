@@ -33,6 +33,7 @@ from torch.distributed.fsdp import fully_shard
 LETHAL = ("kill", "stop", "exit")
 HARMLESS = ("raise", "skip", "sizes", "peace")
 OPERATIONS = ("gather", "reduce", "step")
+NAMED_THREADS = torch.__version__ >= "2.14"
 WARM_UP = 2  # calls before anything happens
 LONG, SHORT = 120.0, 4.0  # seconds; the second is the group's timeout where a rank is stopped
 NUMEL = 60_000
@@ -249,10 +250,10 @@ def live(rounds: list[Round], rank: int, folder: Path, say: Any) -> dict[str, An
         if number == 0 or (round_.operation == "step" and size not in meshes):
             # DTensor's caches keep the first mesh of each size, and with it that mesh's inner
             # group: what is held now is the new measure, but of tide's own parts nothing may be
-            # left. Gloo and autograd name their threads, so those without a name are tide's.
+            # left. Where Gloo and autograd name their threads, those without a name are tide's.
             meshes.update([size] if round_.operation == "step" else [])
             before = {**held(), "memory files": []}
-            if DEVICE == "cpu":  # CUDA has a thread without a name as well
+            if DEVICE == "cpu" and NAMED_THREADS:  # CUDA has a thread without a name as well
                 before["unnamed threads"] = ["the main one"]
         left = left_over(before)
         if left:
