@@ -1,6 +1,6 @@
 """Runs `waves` (waves.cu, built by ci/device), keeps its JSON with the machine and paints it.
 
-    ci/device waves
+ci/device waves
 """
 
 from __future__ import annotations
