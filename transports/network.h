@@ -130,8 +130,9 @@ class Network {
   virtual void fail(const Status& reason) = 0;
 
   // Without an error: says goodbye and waits for the peers' until the deadline. With one: cuts the
-  // connections at once. No call is in flight. OK: no peer can write into the regions any more.
-  // Otherwise: their memory must stay mapped and must never be used again. Idempotent.
+  // connections at once. No call is in flight. OK: no peer can write into the regions any more, and
+  // no put reads its source. Otherwise: the memory of both must stay mapped and must never be used
+  // again. Idempotent.
   virtual Status close(Deadline deadline) = 0;
 };
 

@@ -205,6 +205,13 @@ void destroy_worker(ucp_worker_h handle) {
   Worker* worker = worker_of(handle);
   ::close(worker->descriptor);
   worker->descriptor = -1;
+  // As a queue pair that is gone: what peers still send to it is lost, and they hear of it.
+  for (Endpoint* endpoint : state().endpoints) {
+    if (endpoint->to != worker || endpoint->broken) continue;
+    endpoint->broken = true;
+    endpoint->flying.clear();
+    endpoint->from->errors.emplace_back(endpoint, UCS_ERR_CONNECTION_RESET);
+  }
   std::replace(state().workers.begin(), state().workers.end(), worker,
                static_cast<Worker*>(nullptr));
   --state().live;

@@ -286,12 +286,13 @@ void UcxLink::step_close(Deadline now) {
     while (!sources_.empty()) unmap_source(sources_.begin()->first);
     if (worker_ != nullptr) api_.worker_destroy(worker_);
     worker_ = nullptr;
+    kept_ = nullptr;
     state_ = State::kClosed;
     closed_(Status::ok());
   } else if (now >= closing_until_) {
     // Never progressed again. Its memory stays registered, so peers may still reach it.
     state_ = State::kClosed;
-    rail_.leave_worker_behind();
+    rail_.leave_behind(this);
     closed_({ErrorKind::kInternal, board_->label() + ": " + std::to_string(in_flight_) +
                                        " requests of UCX did not end in " +
                                        std::to_string(kGiveUp.count()) +

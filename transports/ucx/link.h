@@ -10,8 +10,8 @@
 // Life: open -> connect -> (up) -> begin_close -> step_close until closed. The first error is kept
 // on the board; the link then drops what waits, tells the peers, and posts nothing more. Closing
 // cuts the connections (after an error) or ends them in order; either way it lasts until no request
-// of UCX is left, or until kGiveUp: then the worker is left alone for good and memory it may still
-// reach must be, too.
+// of UCX is left, or until kGiveUp: then worker and link are left alone for good (rail.h), and
+// memory that they may still reach must be, too.
 #pragma once
 
 #include <atomic>
@@ -48,6 +48,9 @@ class UcxLink {
   Result<std::vector<std::pair<std::string, std::string>>> lanes();
   // From now on a peer that is silent for the peer timeout is lost.
   void watch_silence();
+
+  // Memory that puts of this link read or write, kept for as long as they may.
+  void keep(std::shared_ptr<const void> memory) { kept_ = std::move(memory); }
 
   Result<RemoteRegion> map_region(int id, const MemoryBlock& block);
   Status open_region(int id, const std::vector<RemoteRegion>& remote);  // by node
@@ -153,6 +156,7 @@ class UcxLink {
   std::vector<Peer> peers_;  // by node; never resized: endpoints' callbacks point into it
   std::map<int, Region> regions_;
   std::map<const void*, Region> sources_;
+  std::shared_ptr<const void> kept_;
   std::vector<std::pair<std::string, std::string>> early_;  // messages from before connect()
   int64_t in_flight_ = 0;
   int64_t last_words_ = 0;

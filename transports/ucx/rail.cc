@@ -174,6 +174,16 @@ void UcxRail::add_link(std::shared_ptr<UcxLink> link) {
   links_.push_back(std::move(link));
 }
 
+void UcxRail::leave_behind(const UcxLink* link) {
+  left_behind_ = true;
+  static std::mutex mutex;
+  static auto* const never_freed = new std::vector<std::shared_ptr<UcxLink>>;
+  const std::lock_guard lock(mutex);
+  for (const auto& each : links_) {
+    if (each.get() == link) never_freed->push_back(each);
+  }
+}
+
 bool UcxRail::post_chunks() {
   int posted = 0;
   int flow = 0;

@@ -49,8 +49,9 @@ class UcxRail {
   // Progress thread only.
   ucp_context_h context() const { return context_; }
   TransferQueue& transfers() { return transfers_; }
-  void add_link(std::shared_ptr<UcxLink> link);        // watched until it is closed
-  void leave_worker_behind() { left_behind_ = true; }  // the context must outlive it
+  void add_link(std::shared_ptr<UcxLink> link);  // watched until it is closed
+  // Its worker has requests that do not end: context, link and what the link keeps stay for good.
+  void leave_behind(const UcxLink* link);
 
  private:
   UcxRail(const UcxRailOptions& options, const UcxApi* api);

@@ -48,7 +48,10 @@ UcxNetwork::UcxNetwork(std::shared_ptr<UcxRail> rail, const UcxGroupOptions& opt
       board_(std::make_shared<EventBoard>(
           options.node, options.nodes,
           "node " + std::to_string(options.node) + " of group '" + options.name + "'")),
-      scratch_(static_cast<size_t>(kScratchBytes * options.nodes), 0) {}
+      test_(std::make_shared<SelfTestMemory>()) {
+  test_->written.resize(static_cast<size_t>(kScratchBytes * options.nodes), 0);
+  test_->source.resize(test_->written.size());
+}
 
 UcxNetwork::~UcxNetwork() { (void)close(Clock::now()); }
 
@@ -61,6 +64,7 @@ Status UcxNetwork::usable() const {
 
 Status UcxNetwork::make_link() {
   auto link = std::make_shared<UcxLink>(*rail_, board_, options_.peer_timeout);
+  link->keep(test_);
   TIDE_RETURN_IF_ERROR(rail_->run([&] {
     TIDE_RETURN_IF_ERROR(link->open());
     rail_->add_link(link);
@@ -79,7 +83,7 @@ Status UcxNetwork::exchange_hellos(Deadline deadline, std::vector<Hello>* hellos
       const auto address = link_->address();
       if (!address.is_ok()) return address.status();
       const auto scratch = link_->map_region(
-          kScratchRegion, {scratch_.data(), static_cast<int64_t>(scratch_.size())});
+          kScratchRegion, {test_->written.data(), static_cast<int64_t>(test_->written.size())});
       if (!scratch.is_ok()) return scratch.status();
       own.address = address.value();
       own.scratch_base = scratch.value().base;
@@ -137,6 +141,7 @@ Status UcxNetwork::come_up(Deadline deadline) {
   }
   return rail_->run([&] {
     link_->unmap_region(kScratchRegion);
+    link_->keep(nullptr);
     link_->watch_silence();
     return Status::ok();
   });
@@ -144,14 +149,13 @@ Status UcxNetwork::come_up(Deadline deadline) {
 
 Status UcxNetwork::self_test(Deadline deadline) {
   const int own = options_.node;
-  test_source_.resize(scratch_.size());
   {
     std::lock_guard lock(mutex_);
-    region_bytes_[kScratchRegion] = static_cast<int64_t>(scratch_.size());
+    region_bytes_[kScratchRegion] = static_cast<int64_t>(test_->written.size());
   }
   for (int node = 0; node < options_.nodes; ++node) {
     if (node == own) continue;
-    unsigned char* from = test_source_.data() + node * kScratchBytes;
+    unsigned char* from = test_->source.data() + node * kScratchBytes;
     for (int64_t i = 0; i < kScratchBytes; ++i) from[i] = test_byte(own, node, i);
     Put test;
     test.node = node;
@@ -166,7 +170,7 @@ Status UcxNetwork::self_test(Deadline deadline) {
     TIDE_RETURN_IF_ERROR(board_->wait(node, arrival, kScratchBytes,
                                       guard_until(deadline, "the first put between nodes")));
     for (int64_t i = 0; i < kScratchBytes; ++i) {
-      if (scratch_[static_cast<size_t>(node * kScratchBytes + i)] == test_byte(node, own, i))
+      if (test_->written[static_cast<size_t>(node * kScratchBytes + i)] == test_byte(node, own, i))
         continue;
       return {ErrorKind::kInternal, board_->label() + ": the first put from node " +
                                         std::to_string(node) + " over " + rail_->options().device +

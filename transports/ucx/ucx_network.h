@@ -11,6 +11,12 @@
 
 namespace tide {
 
+// What the self test of a group that comes up writes from and into.
+struct SelfTestMemory {
+  std::vector<unsigned char> written;  // by the peers
+  std::vector<unsigned char> source;
+};
+
 class UcxNetwork : public Network {
  public:
   UcxNetwork(std::shared_ptr<UcxRail> rail, const UcxGroupOptions& options);
@@ -65,9 +71,8 @@ class UcxNetwork : public Network {
   const std::shared_ptr<EventBoard> board_;
   std::shared_ptr<UcxLink> link_;
   NetworkCapabilities capabilities_;
-  // Both outlive the link: a first put that this node gives up may still be under way.
-  std::vector<unsigned char> scratch_;
-  std::vector<unsigned char> test_source_;
+  // The link's from then on: a first put that this node gives up may still be under way.
+  std::shared_ptr<SelfTestMemory> test_;
   mutable std::mutex mutex_;
   std::map<int, int64_t> region_bytes_;
   int64_t next_vote_ = 0;
