@@ -99,6 +99,8 @@ Status Executor::run_step(const Binding& binding, const Program& program, const 
       return wait(queue, counter, from, binding.base[counter] + step.value);
     }
     case Op::kCombine:
+    case Op::kReadAdd:
+    case Op::kZero:
     case Op::kPut:
     case Op::kConfirm:
     case Op::kGrant:

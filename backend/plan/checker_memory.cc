@@ -14,10 +14,6 @@ namespace {
 
 enum class Stands : uint64_t { kShard = 1, kCastShard, kGradient, kSum, kZero, kPartial, kTotal };
 
-int64_t align_place(int64_t bytes) {
-  return (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
-}
-
 // Far apart for different things, so that counting up by cells never meets another content; never
 // 0.
 uint64_t content_of(Stands stands, std::initializer_list<int> parts) {
@@ -70,9 +66,10 @@ CheckerMemory::Binding CheckerMemory::bind(const CheckedOperation& checked) {
     binding.shard_offsets.push_back(binding.shards_bytes);
     binding.gradient_offsets.push_back(binding.gradients_bytes);
     binding.summed_offsets.push_back(binding.summed_bytes);
-    binding.shards_bytes += align_place(parameter.shard_numel * dtype_bytes(parameter.shard_dtype));
-    binding.gradients_bytes += align_place(parameter.unsharded_numel * bytes);
-    binding.summed_bytes += align_place(parameter.shard_numel * bytes);
+    binding.shards_bytes +=
+        aligned_place_bytes(parameter.shard_numel * dtype_bytes(parameter.shard_dtype));
+    binding.gradients_bytes += aligned_place_bytes(parameter.unsharded_numel * bytes);
+    binding.summed_bytes += aligned_place_bytes(parameter.shard_numel * bytes);
     binding.unsharded_bytes += parameter.unsharded_numel * bytes;
     binding.result_bytes += (reduce ? parameter.shard_numel : parameter.unsharded_numel) * bytes;
   }
@@ -122,8 +119,9 @@ void CheckerMemory::for_each_memory(int index, int process, Visit visit) const {
   const CheckedOperation& checked = operation(index);
   const Binding& binding = bindings_[index];
   const Program& program = *checked.programs.front();
+  const Space arriving = is_reduce(index) ? Space::kStaging : Space::kLanding;
   const int64_t area_bytes =
-      int64_t{program.areas} * program.slices(Space::kStaging) * program.slice_bytes;
+      int64_t{program.areas} * program.slices(arriving) * program.slice_bytes;
   if (is_reduce(index)) {
     visit(Key{Kind::kGradients, process, 0, checked.gradients}, binding.gradients_bytes);
     visit(Key{Kind::kOutputs, process, checked.group, checked.outputs}, binding.summed_bytes);
@@ -154,8 +152,8 @@ void CheckerMemory::for_each_memory(int index, int process, Visit visit) const {
     visit(Key{Kind::kSlot, process, checked.group, checked.slot}, checked.layout->slot_bytes());
   } else {
     visit(Key{Kind::kOutputs, process, checked.group, checked.outputs}, binding.gradients_bytes);
-    visit(Key{Kind::kLanding, process, checked.group, 0}, area_bytes);
   }
+  visit(Key{Kind::kLanding, process, checked.group, 0}, area_bytes);
 }
 
 void CheckerMemory::make_regions() {
@@ -174,8 +172,14 @@ void CheckerMemory::make_regions() {
     regions_[key] = shadow_.add_region(
         std::string(kNames[static_cast<int>(kind)]) + " " + std::to_string(index) + " of process " +
             std::to_string(process) + " in group " + std::to_string(group),
-        bytes);
+        bytes, passes(kind));
   }
+}
+
+// Memory that an operation's bytes only pass through.
+bool CheckerMemory::passes(Kind kind) {
+  return kind == Kind::kStaging || kind == Kind::kLanding || kind == Kind::kPartial ||
+         kind == Kind::kSeats || kind == Kind::kBlocks || kind == Kind::kTotals;
 }
 
 int CheckerMemory::region(Kind kind, int process, int group, int index) const {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -94,6 +95,7 @@ class CheckerMemory {
   };
 
   static Binding bind(const CheckedOperation& operation);
+  static bool passes(Kind kind);
   void number_shard_versions();
   int64_t find_granule() const;
   void make_regions();
@@ -119,6 +121,11 @@ class CheckerMemory {
   // Reduce between nodes (checker_network.cc).
   std::string accumulate_partial(const Actor& actor, const Run& run, int rank);
   std::string combine_block(const Actor& actor, const Run& run, int rank);
+  std::string zero_slices(const Actor& actor, int operation, int rank, const Step& step);
+  std::string read_partial(const Actor& actor, const Run& run, Space space, int owner,
+                           std::optional<uint64_t> content);
+  std::string read_blocks(const Actor& actor, const Run& run, int rank);
+  std::string read_seats(const Actor& actor, const Run& run, int rank);
   std::string check_node_reduce(int operation) const;
   Place partial_place(const Run& run, Space space, int process) const;
   int put_shard(int operation, int rank, const Step& step, int index) const;

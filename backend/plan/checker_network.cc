@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "backend/plan/checker_runner.h"
+#include "backend/plan/seats.h"
 
 namespace tide {
 
@@ -67,6 +68,7 @@ std::string CheckerMemory::land(const Actor& actor, int index, int rank, const S
     Step of_block = step;
     of_block.slice += k;
     of_block.to_slice += k;
+    if (step.to == Space::kLanding) of_block.slice = (step.first_node + k) % program.nodes();
     for (int i = step.first_piece; i < step.last_piece; ++i) {
       Run run{index, &program, &of_block, &program.pieces[i], {}};
       const Parameter& parameter = layout.parameter(run.piece->parameter);
@@ -96,7 +98,7 @@ std::string CheckerMemory::land(const Actor& actor, int index, int rank, const S
   Amount& amount = amounts_[index][target];
   amount.arrived_bytes += end - begin;
   amount.rail_bytes += end - begin;
-  if (step.from != Space::kPartial) amount.result_bytes += end - begin;
+  if (step.to == Space::kSlot) amount.result_bytes += end - begin;
   return "";
 }
 
@@ -152,6 +154,76 @@ std::string CheckerMemory::accumulate_partial(const Actor& actor, const Run& run
   return "";
 }
 
+// Whole slices, whatever lies in them.
+std::string CheckerMemory::zero_slices(const Actor& actor, int index, int rank, const Step& step) {
+  const Program& program = *operation(index).programs[rank];
+  const int slices = program.slices(Space::kSeat);
+  if (!is_node_reduce(index) || step.to != Space::kSeat || step.area < 0 ||
+      step.area >= program.areas || step.to_slice < 0 || step.shards < 1 ||
+      step.to_slice + step.shards > slices) {
+    return "zeroes slices that do not exist";
+  }
+  return shadow_.write_zeros(
+      actor, {region(Kind::kSeats, process_of(index, rank), operation(index).group, 0),
+              (int64_t{step.area} * slices + step.to_slice) * program.partial_bytes,
+              step.shards * program.partial_bytes});
+}
+
+// The run's block in total, block or seat memory of `owner`; without content: it must be zeros.
+std::string CheckerMemory::read_partial(const Actor& actor, const Run& run, Space space, int owner,
+                                        std::optional<uint64_t> content) {
+  const int64_t bytes = partial_element_bytes(run.operation, run.piece->parameter);
+  const Place found = place(run, space, owner);
+  for (int64_t row = 0; row < run.block.rows; ++row) {
+    const int64_t element = run.block.shard_begin + row * run.block.shard_pitch;
+    const Range range{found.region, found.begin_bytes + row * found.pitch_bytes,
+                      run.block.row_numel * bytes};
+    std::string error =
+        content ? shadow_.read_expecting(actor, range, *content + cells(element * bytes))
+                : shadow_.read_zeros(actor, range);
+    if (!error.empty()) return error;
+  }
+  return "";
+}
+
+// The batch's blocks, where the node's ranks have pushed them.
+std::string CheckerMemory::read_blocks(const Actor& actor, const Run& run, int rank) {
+  const int nodes = run.program->nodes();
+  Step of_source = *run.step;
+  Run source = run;
+  source.step = &of_source;
+  for (int i = 0; i < run.step->shards; ++i, of_source.slice += run.program->locals()) {
+    const int node = (run.program->node - run.step->first_number - i + nodes) % nodes;
+    std::string error =
+        read_partial(actor, source, Space::kBlock, rank,
+                     partial_content(run.operation, node, rank, run.piece->parameter));
+    if (!error.empty()) return "block of node " + std::to_string(node) + ": " + error;
+  }
+  return "";
+}
+
+// The same seat of every rank of the node: each source's sum where the Latin square puts it, zeros
+// on the other ranks.
+std::string CheckerMemory::read_seats(const Actor& actor, const Run& run, int rank) {
+  const Step& step = *run.step;
+  const int nodes = run.program->nodes();
+  const int locals = run.program->locals();
+  int read = 0;
+  for (int local = 0; local < locals; ++local) {
+    std::optional<uint64_t> content;
+    for (int number = step.first_number; number < step.first_number + step.shards; ++number) {
+      if (seat_of_segment(locals, step.slice / locals, number) != local) continue;
+      const int node = source_with_number(nodes, run.program->node, number);
+      content = partial_content(run.operation, node, rank, run.piece->parameter);
+      ++read;
+    }
+    const int owner = run.program->node_ranks[local];
+    std::string error = read_partial(actor, run, Space::kSeat, owner, content);
+    if (!error.empty()) return "seat of rank " + std::to_string(owner) + ": " + error;
+  }
+  return read == step.shards ? "" : "reads more sources than a seat has ranks";
+}
+
 // What the sources with numbers up to first_number + shards sum to.
 std::string CheckerMemory::combine_block(const Actor& actor, const Run& run, int rank) {
   const Step& step = *run.step;
@@ -159,38 +231,19 @@ std::string CheckerMemory::combine_block(const Actor& actor, const Run& run, int
   const int nodes = run.program->nodes();
   const int64_t partial_bytes = partial_element_bytes(run.operation, p);
   const int end = step.first_number + step.shards;
-  if (step.from != Space::kBlock || step.shards < 1 || step.first_number < 0 || end > nodes ||
+  const Space from = step.op == Op::kReadAdd ? Space::kSeat : Space::kBlock;
+  if (step.from != from || step.shards < 1 || step.first_number < 0 || end > nodes ||
       step.to != (end == nodes ? Space::kOutput : Space::kTotal)) {
     return "combines sources that do not exist, or to the wrong memory";
   }
-  const auto read = [&](Space space, const Step& of_source, uint64_t content) -> std::string {
-    Run source = run;
-    source.step = &of_source;
-    const Place found = place(source, space, rank);
-    for (int64_t row = 0; row < run.block.rows; ++row) {
-      const int64_t element = run.block.shard_begin + row * run.block.shard_pitch;
-      std::string error =
-          shadow_.read_expecting(actor,
-                                 {found.region, found.begin_bytes + row * found.pitch_bytes,
-                                  run.block.row_numel * partial_bytes},
-                                 content + cells(element * partial_bytes));
-      if (!error.empty()) return error;
-    }
-    return "";
-  };
   if (step.first_number > 0) {
-    std::string error =
-        read(Space::kTotal, step, total_content(run.operation, step.first_number, rank, p));
+    std::string error = read_partial(actor, run, Space::kTotal, rank,
+                                     total_content(run.operation, step.first_number, rank, p));
     if (!error.empty()) return "total: " + error;
   }
-  for (int i = 0; i < step.shards; ++i) {
-    Step of_source = step;
-    of_source.slice += i * run.program->locals();
-    const int node = (run.program->node - step.first_number - i + nodes) % nodes;
-    std::string error =
-        read(Space::kBlock, of_source, partial_content(run.operation, node, rank, p));
-    if (!error.empty()) return "block of node " + std::to_string(node) + ": " + error;
-  }
+  std::string error =
+      step.op == Op::kReadAdd ? read_seats(actor, run, rank) : read_blocks(actor, run, rank);
+  if (!error.empty()) return error;
   const bool last = step.to == Space::kOutput;
   const int64_t bytes = last ? bindings_[run.operation].element_bytes[p] : partial_bytes;
   const uint64_t content =
@@ -253,6 +306,10 @@ std::string check_step(const Program& program, const Step& step) {
   if (step.shards < 1 || step.shards > program.nodes() || step.first_node < 0 ||
       step.first_node >= program.nodes()) {
     return "names shards that do not exist";
+  }
+  if (step.to == Space::kLanding && step.from == Space::kLanding && step.area >= 0 &&
+      step.area < program.areas && step.slice == step.first_node) {
+    return "";
   }
   if (step.to != Space::kSlot || (step.from != Space::kSlot && step.from != Space::kShard))
     return "puts between spaces that a rail does not join";

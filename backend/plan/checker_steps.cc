@@ -174,7 +174,7 @@ std::string CheckerMemory::run_piece(const Actor& actor, Run run, int rank,
     run.block = blocks[b];
     std::string error;
     if (step.op == Op::kCast) error = cast_block(actor, run, rank);
-    if (step.op == Op::kCombine) error = combine_block(actor, run, rank);
+    if (step.op == Op::kCombine || step.op == Op::kReadAdd) error = combine_block(actor, run, rank);
     if (step.op == Op::kAccumulate) {
       error = step.to == Space::kOutput ? accumulate_block(actor, run, rank)
                                         : accumulate_partial(actor, run, rank);
@@ -184,17 +184,19 @@ std::string CheckerMemory::run_piece(const Actor& actor, Run run, int rank,
     }
     if (!error.empty()) return error;
   }
-  const bool sums = step.op == Op::kAccumulate || step.op == Op::kCombine;
+  const bool sums =
+      step.op == Op::kAccumulate || step.op == Op::kCombine || step.op == Op::kReadAdd;
   return sums && step.to == Space::kOutput ? zero_padding(actor, run, rank) : "";
 }
 
 std::string CheckerMemory::run(const Actor& actor, int index, int rank, const Step& step) {
   const Program& program = *operation(index).programs[rank];
+  if (step.op == Op::kZero) return zero_slices(actor, index, rank, step);
   const int pieces = static_cast<int>(program.pieces.size());
   if (step.first_piece < 0 || step.last_piece > pieces) return "names pieces that do not exist";
   if (step.shard < 0 || step.shard >= program.ranks) return "names a shard that does not exist";
-  const bool keeps =
-      step.op == Op::kCombine || (step.op == Op::kAccumulate && step.to == Space::kOutput);
+  const bool keeps = step.op == Op::kCombine || step.op == Op::kReadAdd ||
+                     (step.op == Op::kAccumulate && step.to == Space::kOutput);
   if ((step.from == Space::kShard || keeps) && step.shard != rank) {
     return "takes another rank's shard from its own memory";
   }

@@ -25,6 +25,20 @@
 // d - 1. The last round has neither head nor confirm.
 //
 // A part's shards are pushed on together; small shards are put and pushed in parts of part_bytes.
+//
+// Through landing (landing_slice_bytes > 0): where pieces are too many to be put at their places,
+// or slots cannot be registered. The shards are cut into chunks; each rank packs a chunk of its own
+// shard into its node's slice of landing area `chunk % 2`, the rounds above move packed slices from
+// landing to landing, and what arrives is placed in the own slot before it is pushed on. Round d of
+// chunk c has the number c * rounds + d. One chunk, as text, between the steps above:
+//   own          copy the chunk: shard -> landing[0][own node]; signal packed
+//   rail         wait packed; put 0.0: landing[0][own node] -> landing of node 4; ...
+//   rail         arrive arrival 0.0 from node 1; confirm 0.1 to node 1     "it is here whole"
+//   unpack       wait rail_arrival 1; copy the chunk of offset 1: landing -> slot; signal placed
+//   gather_push  wait placed 1; copy offset 1: slot -> slot of 1; ...
+//   rail         wait placed 4; arrive confirms 0.1, 1.1, 2.1; signal left = 1
+//   rail         grant the first rounds of chunk 2
+// Confirm of the whole says the same with its own confirms.
 #pragma once
 
 #include <cstdint>
@@ -40,11 +54,11 @@ struct NodeGatherOptions {
   Pacing pacing = Pacing::kConfirmHead;
   int64_t head_bytes = 8 << 20;  // of one round; kConfirmHead and kGrant
   int64_t part_bytes = 1 << 20;  // least bytes of a part; 0: every shard is one
+  // Most bytes of a shard's chunk in landing; 0: straight to the places. Chunks times rounds stay
+  // below 65,536.
+  int64_t landing_slice_bytes = 0;
   bool operator==(const NodeGatherOptions&) const = default;
 };
-
-// Bytes of the rank's shard without padding: what a rail carries of it.
-int64_t valid_shard_bytes(const GroupLayout& layout, int rank);
 
 // topology.ranks() == layout.ranks(). With one node the program is plan_gather's, to slots, as text
 // and as hash.

@@ -9,6 +9,7 @@
 #include "backend/layout/hash.h"
 #include "backend/plan/batches.h"
 #include "backend/plan/cut.h"
+#include "backend/plan/node_program.h"
 #include "backend/plan/seats.h"
 #include "backend/plan/steps.h"
 
@@ -157,8 +158,19 @@ class NodeReducePlanner {
     if (locals_ > 1) steps_.signal(Queue::kSum, kAllPeers, Counter::kReduceCredit, free);
     if (locals_ > 1) steps_.signal(Queue::kCombine, kAllPeers, Counter::kBlockCredit, free);
     steps_.signal(Queue::kCombine, kSelf, Counter::kBlockCredit, free);
-    steps_.wait(Queue::kReduceRail, kSelf, Counter::kSeatFree, 0);  // by earlier operations
+    if (options_.read_add) {
+      wait_for_readers(Queue::kReduceRail, free);
+    } else {
+      steps_.wait(Queue::kReduceRail, kSelf, Counter::kSeatFree, 0);  // by earlier operations
+    }
     for (int t = 0; t < static_cast<int>(free); ++t) grant(t);
+  }
+
+  // Read-add form: until all ranks of the node have read the own seats for the last time before
+  // turn `turn_number` - 1.
+  void wait_for_readers(Queue queue, uint32_t turn_number) {
+    for (int k = 0; k < locals_; ++k)
+      steps_.wait(queue, peer_or_self(k), Counter::kBlockCredit, turn_number);
   }
 
   void grant(int t) {
@@ -193,8 +205,10 @@ class NodeReducePlanner {
     if (t == 0 || t >= kAreas) {  // turn 0: 0, all turns of earlier operations
       const uint32_t free = t == 0 ? 0 : static_cast<uint32_t>(t - kAreas) + 1;
       steps_.wait(Queue::kSum, kSelf, Counter::kPartialFree, free);
-      steps_.wait(Queue::kSum, kSelf, Counter::kSeatFree, free);
+      if (!options_.read_add) steps_.wait(Queue::kSum, kSelf, Counter::kSeatFree, free);
+      if (options_.read_add) wait_for_readers(Queue::kSum, seats_granted(t));
     }
+    if (options_.read_add) zero_empty_seats(t);
     for (int i = 0; i < turn.batch.sources; ++i) {
       for (int k = 1; k < locals_; ++k) {
         steps_.wait(Queue::kSum, rank_of(node_, (local_ + locals_ - k) % locals_),
@@ -216,6 +230,28 @@ class NodeReducePlanner {
     if (locals_ > 1 && t + kAreas < count()) {
       steps_.signal(Queue::kSum, kAllPeers, Counter::kReduceCredit,
                     static_cast<uint32_t>(t + kAreas) + 1);
+    }
+  }
+
+  // The credit that covers turn t: the first one covers both areas.
+  uint32_t seats_granted(int t) const {
+    return static_cast<uint32_t>(std::max(t + 1, std::min(kAreas, count())));
+  }
+
+  bool fills(const Turn& turn, int segment) const {
+    return is_seat_filled(turn.batch, locals_, segment, local_);
+  }
+
+  void zero_empty_seats(int t) {
+    const Turn& turn = turns_[t];
+    for (int segment = 0; segment < locals_; ++segment) {
+      if (fills(turn, segment)) continue;
+      if (t >= kAreas && !fills(turns_[t - kAreas], segment)) continue;  // still zero
+      Step& step = steps_.move(Op::kZero, Queue::kSum, kSelf, 0, 0);
+      step.to = Space::kSeat;
+      step.area = turn.area;
+      step.to_slice = segment * locals_;
+      step.shards = locals_;
     }
   }
 
@@ -244,10 +280,18 @@ class NodeReducePlanner {
 
   void end(int t) {
     take_seats(t);
-    push_blocks(t);
+    if (options_.read_add) {
+      offer_seats(t);
+    } else {
+      push_blocks(t);
+    }
     combine(t);
     if (t + kAreas < count()) {
-      steps_.wait(Queue::kReduceRail, kSelf, Counter::kSeatFree, static_cast<uint32_t>(t) + 1);
+      if (options_.read_add) {
+        wait_for_readers(Queue::kReduceRail, seats_granted(t + kAreas));
+      } else {
+        steps_.wait(Queue::kReduceRail, kSelf, Counter::kSeatFree, static_cast<uint32_t>(t) + 1);
+      }
       grant(t + kAreas);
     }
     for (int i = 0; i < turns_[t].batch.sources; ++i) {
@@ -297,6 +341,19 @@ class NodeReducePlanner {
     steps_.signal(Queue::kUnpack, kSelf, Counter::kSeatFree, turn_number);
   }
 
+  // Read-add form: "my seats are full".
+  void offer_seats(int t) {
+    const Turn& turn = turns_[t];
+    // Empty seats are zero before the first sum is ready.
+    steps_.wait(Queue::kUnpack, kSelf, Counter::kPartialReady, turn.sources_before + 1);
+    steps_.wait(Queue::kUnpack, kSelf, Counter::kSeatArrival,
+                turn.sources_before + static_cast<uint32_t>(turn.batch.sources));
+    for (int k = 0; k < locals_; ++k) {
+      steps_.signal(Queue::kUnpack, peer_or_self(k), Counter::kBlockArrival,
+                    static_cast<uint32_t>(t) + 1);
+    }
+  }
+
   int peer_or_self(int k) const { return k == 0 ? kSelf : rank_of(node_, (local_ + k) % locals_); }
 
   void combine(int t) {
@@ -308,10 +365,11 @@ class NodeReducePlanner {
     const bool last = turn.batch.first_number + turn.batch.sources == nodes_;
     for (int segment = 0; segment < locals_; ++segment) {
       if (first_piece(turn, segment) == last_piece(turn, segment)) continue;
-      Step& step = move(Op::kCombine, Queue::kCombine, kSelf, turn, segment);
+      Step& step = move(options_.read_add ? Op::kReadAdd : Op::kCombine, Queue::kCombine, kSelf,
+                        turn, segment);
       step.shard = program_->rank;
-      step.from = Space::kBlock;
-      step.slice = segment;
+      step.from = options_.read_add ? Space::kSeat : Space::kBlock;
+      step.slice = options_.read_add ? segment * locals_ + local_ : segment;
       step.to = last ? Space::kOutput : Space::kTotal;
       step.to_slice = segment;
       step.shards = turn.batch.sources;
@@ -330,10 +388,9 @@ class NodeReducePlanner {
         turns_.back().sources_before + static_cast<uint32_t>(turns_.back().batch.sources);
     for (Counter counter : {Counter::kPartialReady, Counter::kSeatArrival})
       set_advance(program_, counter, sources);
-    for (Counter counter : {Counter::kPartialFree, Counter::kSeatFree, Counter::kBlockArrival,
-                            Counter::kBlockCredit}) {
+    for (Counter counter : {Counter::kPartialFree, Counter::kBlockArrival, Counter::kBlockCredit})
       set_advance(program_, counter, turns);
-    }
+    if (!options_.read_add) set_advance(program_, Counter::kSeatFree, turns);
     if (locals_ == 1) return;
     set_advance(program_, Counter::kReduceCredit, turns);
     set_advance(program_, Counter::kReduceArrival, sources);
@@ -353,34 +410,17 @@ class NodeReducePlanner {
   std::vector<Turn> turns_;
 };
 
-uint64_t hash_of(const Topology& topology, const NodeReduceOptions& options, uint64_t hash) {
-  hash = hash_combine(hash, static_cast<uint64_t>(topology.nodes()));
-  hash = hash_combine(hash, static_cast<uint64_t>(options.segment_bytes));
-  for (size_t i = 0; i < options.subset.size(); ++i) {
-    hash = hash_combine(hash, static_cast<uint64_t>(options.subset[i]));
-    hash = hash_combine(hash, static_cast<uint64_t>(options.dtypes[i]));
-  }
-  for (int node = 0; node < topology.nodes(); ++node) {
-    for (int rank : topology.members(node)) hash = hash_combine(hash, static_cast<uint64_t>(rank));
-  }
-  return hash;
-}
-
 }  // namespace
 
 Program plan_node_reduce(const GroupLayout& layout, const Topology& topology, int rank,
                          const NodeReduceOptions& options) {
-  Program program;
-  program.direction = Direction::kReduce;
-  program.ranks = layout.ranks();
-  program.rank = rank;
-  program.node = topology.node(rank);
-  program.node_ranks = topology.members(program.node);
-  for (int node = 0; node < topology.nodes(); ++node) {
-    program.rail_ranks.push_back(topology.rank(node, topology.local(rank)));
+  Program program =
+      start_node_program(Direction::kReduce, layout, topology, rank,
+                         {options.segment_bytes, static_cast<int64_t>(options.read_add)});
+  for (size_t i = 0; i < options.subset.size(); ++i) {
+    program.hash = hash_combine(program.hash, static_cast<uint64_t>(options.subset[i]));
+    program.hash = hash_combine(program.hash, static_cast<uint64_t>(options.dtypes[i]));
   }
-  program.hash = hash_combine(layout.hash(), static_cast<uint64_t>(Direction::kReduce));
-  program.hash = hash_of(topology, options, program.hash);
   NodeReducePlanner(layout, topology, options, &program).plan();
   return program;
 }

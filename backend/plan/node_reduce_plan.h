@@ -21,7 +21,8 @@
 //   reduce_rail  wait partial_ready; arrive grant; put the partial sums
 //   reduce_rail  arrive arrival of the batch's sources; confirm; signal seat_arrival
 //   unpack       wait for seats and block_credit; copy blocks to all; signal block_arrival,
-//   seat_free combine      wait block_arrival; combine -> total, or output; signal block_credit
+//                seat_free
+//   combine      wait block_arrival; combine -> total, or output; signal block_credit
 //   reduce_rail  wait seat_free; grant turn t + 2; arrive confirms; signal partial_free
 //
 // A grant names the turn: "my seats of that turn's area are free". A confirm is the receiver's word
@@ -37,6 +38,7 @@ struct NodeReduceOptions {
   std::vector<int> subset;          // parameters with gradients
   std::vector<DType> dtypes;        // of those gradients, parallel to subset
   int64_t segment_bytes = 1 << 20;  // most packed bytes of one segment of one shard
+  bool read_add = false;            // the last step by multicast; else by pushes
   bool operator==(const NodeReduceOptions&) const = default;
 };
 

@@ -68,6 +68,15 @@ std::string action_text(const Step& step) {
              (step.first_number > 0 ? " + total[" + std::to_string(step.to_slice) + "]" : "") +
              " -> " + space_name(step.to) +
              (step.to == Space::kTotal ? "[" + std::to_string(step.to_slice) + "]" : "");
+    case Op::kReadAdd:
+      return "read and add " + pieces_text(step) + " of shard " + std::to_string(step.shard) +
+             ": " + std::to_string(step.shards) + " sources from number " +
+             std::to_string(step.first_number) + ", " + space_text(step, step.from) + " of all" +
+             (step.first_number > 0 ? " + total[" + std::to_string(step.to_slice) + "]" : "") +
+             " -> " + space_name(step.to) +
+             (step.to == Space::kTotal ? "[" + std::to_string(step.to_slice) + "]" : "");
+    case Op::kZero:
+      return "zero " + std::to_string(step.shards) + " slices: " + space_text(step, step.to);
     case Op::kPut:
       if (step.from == Space::kPartial) {
         return "put " + round_text(step) + ", pieces [" + std::to_string(step.first_piece) + ", " +
@@ -142,6 +151,12 @@ const char* counter_name(Counter counter) {
       return "cast";
     case Counter::kRailArrival:
       return "rail_arrival";
+    case Counter::kPacked:
+      return "packed";
+    case Counter::kPlaced:
+      return "placed";
+    case Counter::kLeft:
+      return "left";
     case Counter::kPartialReady:
       return "partial_ready";
     case Counter::kPartialFree:
@@ -228,6 +243,8 @@ int Program::slices(Space space) const {
       return batch * locals();
     case Space::kTotal:
       return locals();
+    case Space::kLanding:
+      return nodes() > 1 ? nodes() : ranks;
     default:
       return ranks;
   }

@@ -60,17 +60,23 @@ enum class Counter : uint8_t {
   kReduceCredit,   // "my staging area is free: write"; by the owner's sum, behind earlier sums
   kReduceArrival,  // "my slices are in your staging"; by the writer's reduce_push
   kCast,           // "the own shard is cast into its own place"; by own, to the rank itself
-  kRailArrival,    // "so many shards of other nodes lie in my slot"; by rail, to the rank itself
+  kRailArrival,    // "so many shards of other nodes lie in my slot, or in landing"; by rail, to
+                   // the rank itself
+  // Gather between nodes through landing, to the rank itself.
+  kPacked,  // "so many chunks of the own shard lie in landing"; by own
+  kPlaced,  // "so many chunks of other nodes' shards lie in my slot"; by unpack
+  kLeft,    // "what was put of so many chunks has left"; by rail
   // Reduce between nodes, to the rank itself.
   kPartialReady,  // "partial sums lie in partial and seat memory"; by sum
   kPartialFree,   // "what was put has left"; by reduce_rail
   kSeatArrival,   // "other nodes' partial sums sit"; by reduce_rail
-  kSeatFree,      // "the seats were read"; by unpack
+  kSeatFree,      // "the seats were read"; by unpack (push form)
   // Reduce between nodes, to every rank of the node, the rank itself too.
-  kBlockArrival,  // "my seats' blocks are with you"; by unpack
-  kBlockCredit,   // "my blocks were added: write"; by combine
+  kBlockArrival,  // "my seats' blocks are with you" (read-add form: "my seats are full"); by unpack
+  kBlockCredit,   // "my blocks were added: write" (read-add form: "I have read your seats"); by
+                  // combine
 };
-inline constexpr int kCounterCount = 14;
+inline constexpr int kCounterCount = 17;
 
 // Where the elements of a piece range lie. Every space is addressed by (parameter, element) through
 // the layout.
@@ -79,7 +85,8 @@ enum class Space : uint8_t {
   kSlot,      // unsharded parameters in an arena slot; places
   kGradient,  // unsharded gradients, one base per parameter; places, without padding
   kStaging,   // arena: arriving slices of gradients; [area][slice], then Piece::packed_offset
-  kLanding,   // arena: pieces of a gather on their way to outputs; as kStaging
+  kLanding,   // arena: pieces of a gather on their way to outputs or slots; as kStaging (between
+              // nodes: a slice for each node's shard on the own rail)
   kOutput,    // one base per parameter. Gather: unsharded, places. Reduce: summed, shard order
   // Reduce between nodes: fp32 (fp64 of fp64 gradients); [area][slice], then Piece::partial_offset.
   kPartial,  // this rank's sums over its node, until the rail has put them
@@ -105,10 +112,16 @@ enum class Op : uint8_t {
   // block[area][slice], [slice + locals], ... of `shards` sources, behind total[to_slice] unless
   // first_number is 0, added in that order -> total[to_slice], or kOutput behind the last source.
   kCombine,
+  // Read-add form of kCombine: seat[area][slice] of every rank of the node, of a batch of `shards`
+  // sources; seats that none of them fills read as zeros. The order of the sum is the switch's.
+  kReadAdd,
+  // Zeros into `shards` whole slices of to[area] from to_slice on.
+  kZero,
   // Pieces of the shards of nodes first_node, first_node + 1, ... (`shards` of them, modulo the
   // nodes; always the rank on the own rail) to their places in `to` at `node`, as (round, part):
   // `bytes` in all, the first head_bytes of them counted as the head. The own shard is read in
-  // `from`; the others where they landed here, in `to`.
+  // `from`; the others where they landed here, in `to`. Landing: slice `first_node` and on, modulo
+  // the nodes, on both sides.
   kPut,
   // "Your head (or everything) of this round is here"; to `node`.
   kConfirm,
@@ -163,8 +176,9 @@ struct Step {
   uint16_t round = 0;
   uint16_t part = 0;
   int first_node = 0;      // kPut
-  int shards = 0;          // kPut: shards, or blocks of consecutive slices; kCombine: sources
-  int first_number = 0;    // kCombine: of its first source (seats.h)
+  int shards = 0;          // kPut: shards, or blocks of consecutive slices; kCombine, kReadAdd:
+                           // sources; kZero: slices
+  int first_number = 0;    // kCombine, kReadAdd: of its first source (seats.h)
   int64_t bytes = 0;       // kPut, and kArrive of a head or an arrival
   int64_t head_bytes = 0;  // kPut
 };

@@ -5,15 +5,21 @@
 #include "backend/layout/hash.h"
 
 namespace tide {
+namespace {
+
+constexpr uint64_t kZeroContent = 2;
+
+}  // namespace
 
 void join_clocks(Clocks* clocks, const Clocks& other) {
   if (clocks->size() < other.size()) clocks->resize(other.size(), 0);
   for (size_t i = 0; i < other.size(); ++i) (*clocks)[i] = std::max((*clocks)[i], other[i]);
 }
 
-int ShadowMemory::add_region(std::string name, int64_t bytes) {
-  regions_.push_back(
-      {std::move(name), std::vector<Cell>(static_cast<size_t>((bytes + granule_ - 1) / granule_))});
+int ShadowMemory::add_region(std::string name, int64_t bytes, bool in_transit) {
+  regions_.push_back({std::move(name),
+                      std::vector<Cell>(static_cast<size_t>((bytes + granule_ - 1) / granule_)),
+                      in_transit});
   return static_cast<int>(regions_.size()) - 1;
 }
 
@@ -57,6 +63,7 @@ std::string ShadowMemory::explain_write(const Actor& actor, const Range& range,
   if (!ordered(actor, cell->written)) return race("overwrites", range, cell, actor, cell->written);
   if (!ordered(actor, cell->read))
     return race("overwrites, while it is read,", range, cell, actor, cell->read);
+  if (is_lost(range, *cell)) return "overwrites" + at(range, cell) + ", which nobody has read";
   for (const Epoch& read : other_reads_[cell->other_reads]) {
     if (!ordered(actor, read))
       return race("overwrites, while it is read,", range, cell, actor, read);
@@ -85,7 +92,15 @@ bool ShadowMemory::read_cell(const Actor& actor, uint64_t reader, Cell* cell) {
   return true;
 }
 
-bool ShadowMemory::write_cell(const Actor& actor, Cell* cell, uint64_t content) {
+// Whether to write the cell would lose what nobody has read.
+bool ShadowMemory::is_lost(const Range& range, const Cell& cell) const {
+  return regions_[range.region].in_transit && cell.content != 0 && cell.content != kZeroContent &&
+         cell.read.thread < 0;
+}
+
+bool ShadowMemory::write_cell(const Actor& actor, const Range& range, Cell* cell,
+                              uint64_t content) {
+  if (is_lost(range, *cell)) return false;
   if (!ordered(actor, cell->written) || !ordered(actor, cell->read)) return false;
   if (cell->other_reads >= 0) {
     std::vector<Epoch>& reads = other_reads_[cell->other_reads];
@@ -119,7 +134,7 @@ std::string ShadowMemory::write(const Actor& actor, const Range& range, uint64_t
   if (std::string error = check_range(range); !error.empty()) return error;
   Cell* cell = first_cell(range);
   for (int64_t i = 0; i < range.bytes / granule_; ++i, ++cell) {
-    if (!write_cell(actor, cell, content + static_cast<uint64_t>(i)))
+    if (!write_cell(actor, range, cell, content + static_cast<uint64_t>(i)))
       return explain_write(actor, range, cell);
   }
   return "";
@@ -133,7 +148,28 @@ std::string ShadowMemory::copy(const Actor& actor, const Range& from, const Rang
   Cell* target = first_cell(to);
   for (int64_t i = 0; i < from.bytes / granule_; ++i, ++source, ++target) {
     if (!read_cell(actor, reader, source)) return explain_read(actor, from, source);
-    if (!write_cell(actor, target, source->content)) return explain_write(actor, to, target);
+    if (!write_cell(actor, to, target, source->content)) return explain_write(actor, to, target);
+  }
+  return "";
+}
+
+std::string ShadowMemory::read_zeros(const Actor& actor, const Range& range) {
+  if (std::string error = check_range(range); !error.empty()) return error;
+  const uint64_t reader = hash_combine(kHashSeed, actor.tag);
+  Cell* cell = first_cell(range);
+  for (int64_t i = 0; i < range.bytes / granule_; ++i, ++cell) {
+    if (!read_cell(actor, reader, cell)) return explain_read(actor, range, cell);
+    if (cell->content != kZeroContent)
+      return "needs zeros and finds something at" + at(range, cell);
+  }
+  return "";
+}
+
+std::string ShadowMemory::write_zeros(const Actor& actor, const Range& range) {
+  if (std::string error = check_range(range); !error.empty()) return error;
+  Cell* cell = first_cell(range);
+  for (int64_t i = 0; i < range.bytes / granule_; ++i, ++cell) {
+    if (!write_cell(actor, range, cell, kZeroContent)) return explain_write(actor, range, cell);
   }
   return "";
 }

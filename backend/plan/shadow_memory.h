@@ -39,8 +39,10 @@ class ShadowMemory {
   // For messages.
   void name_threads(std::vector<std::string> names) { thread_names_ = std::move(names); }
 
-  // A region of memory, all cells unwritten (content 0). Returns its index.
-  int add_region(std::string name, int64_t bytes);
+  // A region of memory, all cells unwritten (content 0). Returns its index. `in_transit`: memory
+  // that bytes only pass through, so that writing a cell again before it was read is a mistake,
+  // except over zeros.
+  int add_region(std::string name, int64_t bytes, bool in_transit = false);
 
   struct Range {
     int region = -1;
@@ -53,6 +55,9 @@ class ShadowMemory {
   std::string read_expecting(const Actor& actor, const Range& range, uint64_t content);
   std::string write(const Actor& actor, const Range& range, uint64_t content);
   std::string copy(const Actor& actor, const Range& from, const Range& to);
+  // Zeros are the same in every cell.
+  std::string read_zeros(const Actor& actor, const Range& range);
+  std::string write_zeros(const Actor& actor, const Range& range);
 
   // Contents that stand there before anything runs, ordered before everything.
   void preset(const Range& range, uint64_t content);
@@ -77,6 +82,7 @@ class ShadowMemory {
   struct Region {
     std::string name;
     std::vector<Cell> cells;
+    bool in_transit = false;
   };
 
   std::string check_range(const Range& range) const;
@@ -87,7 +93,8 @@ class ShadowMemory {
   std::string at(const Range& range, const Cell* cell) const;
   // False when it is not safe; explain_... says why.
   bool read_cell(const Actor& actor, uint64_t reader, Cell* cell);
-  bool write_cell(const Actor& actor, Cell* cell, uint64_t content);
+  bool write_cell(const Actor& actor, const Range& range, Cell* cell, uint64_t content);
+  bool is_lost(const Range& range, const Cell& cell) const;
   static bool ordered(const Actor& actor, Epoch earlier) {
     return earlier.thread < 0 || (*actor.clocks)[earlier.thread] >= earlier.time;
   }

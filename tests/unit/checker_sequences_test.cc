@@ -276,7 +276,9 @@ TEST(CheckerCatchesTest, OneCounterFromTwoQueues) {
     changed.steps.front().queue = Queue::kGatherPush;
     program = std::make_shared<const Program>(std::move(changed));
   }
-  EXPECT_THAT(check(sequence, {}).error, HasSubstr("counter"));
+  // Seen as two writers of a counter, or as what the early credit lets happen.
+  EXPECT_THAT(check(sequence, {}).error,
+              ::testing::AnyOf(HasSubstr("counter"), HasSubstr("which nobody has read")));
 }
 
 TEST(CheckerCatchesTest, OrderThatOnlyAFifoCannotRun) {

@@ -1,6 +1,7 @@
 // Layouts that plan and checker tests share.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -10,7 +11,9 @@
 #include <vector>
 
 #include "backend/layout/group_layout.h"
+#include "backend/plan/node_reduce_plan.h"
 #include "backend/plan/reduce_plan.h"
+#include "backend/plan/topology.h"
 
 namespace tide::testing {
 
@@ -76,6 +79,32 @@ inline std::vector<int> all_processes(int ranks) {
   std::vector<int> processes(static_cast<size_t>(ranks));
   std::iota(processes.begin(), processes.end(), 0);
   return processes;
+}
+
+// Ranks in node order, or in an order of `random`'s.
+inline Topology make_topology(int nodes, int locals, std::mt19937* random = nullptr) {
+  std::vector<RankLocation> locations;
+  for (int node = 0; node < nodes; ++node) {
+    for (int local = 0; local < locals; ++local)
+      locations.push_back({"host" + std::to_string(node), local});
+  }
+  if (random != nullptr) std::shuffle(locations.begin(), locations.end(), *random);
+  const std::string refusal = Topology::check(locations);
+  if (!refusal.empty()) throw std::invalid_argument(refusal);
+  return Topology(locations);
+}
+
+// Of all parameters, in their own types.
+inline NodeReduceOptions node_reduce_all(const GroupLayout& layout, int64_t segment_bytes,
+                                         bool read_add = false) {
+  NodeReduceOptions options;
+  options.segment_bytes = segment_bytes;
+  options.read_add = read_add;
+  for (int p = 0; p < layout.size(); ++p) {
+    options.subset.push_back(p);
+    options.dtypes.push_back(layout.parameter(p).dtype);
+  }
+  return options;
 }
 
 // Throws when the parameters describe no layout: the test is wrong then.

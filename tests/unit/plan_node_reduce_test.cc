@@ -1,5 +1,6 @@
-// Reduce between nodes: a worked example as text, and the push form proven for 2..17 nodes of 1..8
+// Reduce between nodes: a worked example as text, and both forms proven for 2..17 nodes of 1..8
 // ranks.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,30 +17,11 @@ namespace {
 using testing::all_processes;
 using testing::flat_parameter;
 using testing::make_layout;
+using testing::make_topology;
+using testing::node_reduce_all;
 using testing::random_parameters;
 
-Topology make_topology(int nodes, int locals, std::mt19937* random = nullptr) {
-  std::vector<RankLocation> locations;
-  for (int node = 0; node < nodes; ++node) {
-    for (int local = 0; local < locals; ++local)
-      locations.push_back({"host" + std::to_string(node), local});
-  }
-  if (random != nullptr) std::shuffle(locations.begin(), locations.end(), *random);
-  EXPECT_EQ(Topology::check(locations), "");
-  return Topology(locations);
-}
-
-NodeReduceOptions reduce_whole(const GroupLayout& layout, int64_t segment_bytes) {
-  NodeReduceOptions options;
-  options.segment_bytes = segment_bytes;
-  for (int p = 0; p < layout.size(); ++p) {
-    options.subset.push_back(p);
-    options.dtypes.push_back(layout.parameter(p).dtype);
-  }
-  return options;
-}
-
-// The same reduce `times` times; gradients are written anew as soon as they were read.
+// `times` reduces under way at once; gradients are written anew as soon as they were read.
 CheckedSequence reduces(const std::shared_ptr<const GroupLayout>& layout, const Topology& topology,
                         const NodeReduceOptions& options, int times) {
   SequenceBuilder builder(layout->ranks());
@@ -63,7 +45,7 @@ TEST(NodeReducePlanTest, AQuarterLeavesTheNode) {
   const auto layout = make_layout({flat_parameter(16 * 128, 16)}, 16);
   const Topology topology = make_topology(2, 8);
   const CheckReport report =
-      check(reduces(layout, topology, reduce_whole(*layout, 64), 1), Schedule{});
+      check(reduces(layout, topology, node_reduce_all(*layout, 64), 1), Schedule{});
   ASSERT_EQ(report.error, "");
   int64_t bytes = 0;
   for (int rank : topology.members(0)) bytes += report.rail_bytes[rank];
@@ -78,7 +60,7 @@ TEST(NodeReducePlanTest, WorkedExample) {
   constexpr int kB = 1;  // (3 - 1) % 4 = 2
   const auto layout = make_layout({flat_parameter(16 * 128, 16)}, 16);
   const Topology topology = make_topology(4, 4);
-  const NodeReduceOptions options = reduce_whole(*layout, 64);
+  const NodeReduceOptions options = node_reduce_all(*layout, 64);
   const Program source = plan_node_reduce(*layout, topology, topology.rank(kB, 1), options);
   std::vector<std::string> puts;
   for (const Step& step : source.steps) {
@@ -122,7 +104,7 @@ TEST(NodeReducePlanTest, GathersAndReducesInFlight) {
       const int gather = builder.gather(group, layout, topology,
                                         {GatherSchedule::kDoubling, Pacing::kConfirmHead, 8, 0}, 0);
       builder.operation(gather).slot = i;
-      const int reduce = builder.reduce(group, layout, topology, reduce_whole(*layout, 64));
+      const int reduce = builder.reduce(group, layout, topology, node_reduce_all(*layout, 64));
       builder.operation(reduce).outputs = i;
       builder.operation(reduce).gradients = i;
       builder.act(Action::kWriteGradients, reduce);
@@ -137,28 +119,97 @@ TEST(NodeReducePlanTest, GathersAndReducesInFlight) {
   }
 }
 
+// Some of the parameters have no gradients in a call; others do in the next.
+NodeReduceOptions random_subset(const NodeReduceOptions& whole, std::mt19937* random) {
+  NodeReduceOptions options = whole;
+  options.subset.clear();
+  options.dtypes.clear();
+  for (size_t i = 0; i < whole.subset.size(); ++i) {
+    if ((*random)() % 2 != 0) continue;
+    options.subset.push_back(whole.subset[i]);
+    options.dtypes.push_back((*random)() % 2 == 0 ? DType::kFloat32 : whole.dtypes[i]);
+  }
+  return options;
+}
+
+// The last step's text in the read-add form: a short batch's empty seats are zeroed once, and one
+// access adds the node's seats.
+TEST(NodeReducePlanTest, WorkedExampleOfReadAdd) {
+  const auto layout = make_layout({flat_parameter(8 * 128, 8)}, 8);
+  const Topology topology = make_topology(2, 4);
+  const Program program =
+      plan_node_reduce(*layout, topology, 1, node_reduce_all(*layout, 64, true));
+  std::vector<std::string> texts;
+  for (const Step& step : program.steps) {
+    if (step.op == Op::kZero || step.op == Op::kReadAdd) texts.push_back(to_string(step));
+  }
+  // Local 1 has the seats 1 (its own node's sums) and 2 (the other's); 3 and 0 are empty.
+  EXPECT_EQ(texts,
+            (std::vector<std::string>{
+                "sum          zero 4 slices: seat[0][0]", "sum          zero 4 slices: seat[0][12]",
+                "combine      read and add pieces [0, 1) of shard 1: 2 sources from number 0, "
+                "seat[0][1] of all -> output",
+                "combine      read and add pieces [1, 2) of shard 1: 2 sources from number 0, "
+                "seat[0][5] of all -> output",
+                "combine      read and add pieces [2, 3) of shard 1: 2 sources from number 0, "
+                "seat[0][9] of all -> output",
+                "combine      read and add pieces [3, 4) of shard 1: 2 sources from number 0, "
+                "seat[0][13] of all -> output"}));
+}
+
+// Full and short batches in turn, in areas where full ones lay: the zeros come again each time.
+TEST(NodeReducePlanTest, EmptySeatsReadZeroWhereOldDataLay) {
+  std::mt19937 random(8);
+  for (const auto& [nodes, locals] :
+       {std::pair(3, 2), std::pair(5, 2), std::pair(2, 3), std::pair(4, 3), std::pair(5, 3)}) {
+    const Topology topology = make_topology(nodes, locals, &random);
+    const auto layout =
+        make_layout({flat_parameter(200 * topology.ranks(), topology.ranks())}, topology.ranks());
+    const NodeReduceOptions options = node_reduce_all(*layout, 64, true);
+    const CheckedSequence sequence = reduces(layout, topology, options, 3);
+    ASSERT_EQ(check_all(sequence, 1).error, "") << nodes << " nodes of " << locals;
+
+    CheckedSequence without = sequence;
+    for (CheckedOperation& operation : without.operations) {
+      for (auto& program : operation.programs) {
+        Program changed = *program;
+        std::erase_if(changed.steps, [](const Step& step) { return step.op == Op::kZero; });
+        program = std::make_shared<const Program>(std::move(changed));
+      }
+    }
+    EXPECT_THAT(check(without, Schedule{}).error,
+                ::testing::AnyOf(::testing::HasSubstr("before anything was written"),
+                                 ::testing::HasSubstr("needs zeros and finds something")));
+  }
+}
+
 class NodeReduceCheckTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Nodes, NodeReduceCheckTest, ::testing::Range(2, 18));
 
 TEST_P(NodeReduceCheckTest, EverySize) {
   std::mt19937 random(3000 + GetParam());
   for (int locals = 1; locals <= 8; ++locals) {
-    const int ranks = GetParam() * locals;
-    const bool small = ranks <= 6;
-    const Topology topology = make_topology(GetParam(), locals, &random);
-    const int64_t largest = small ? 60 : 24;
-    const auto layout =
-        make_layout(random_parameters(random, ranks, small ? 3 : 2, largest), ranks);
-    const NodeReduceOptions options = reduce_whole(*layout, 64 << (random() % 2));
-    const CheckedSequence sequence = reduces(layout, topology, options, small ? 3 : 1);
-    const std::string name = std::to_string(GetParam()) + " nodes of " + std::to_string(locals);
-    if (small) {
-      ASSERT_EQ(check_all(sequence, 2).error, "") << name;
-      continue;
+    for (bool read_add : {false, true}) {
+      const int ranks = GetParam() * locals;
+      const bool small = ranks <= 6;
+      const Topology topology = make_topology(GetParam(), locals, &random);
+      const int64_t largest = small ? 60 : 24;
+      const auto layout =
+          make_layout(random_parameters(random, ranks, small ? 3 : 2, largest), ranks);
+      const NodeReduceOptions whole = node_reduce_all(*layout, 64 << (random() % 2), read_add);
+      CheckedSequence sequence = reduces(layout, topology, whole, small ? 2 : 1);
+      const std::string name = std::to_string(GetParam()) + " nodes of " + std::to_string(locals) +
+                               (read_add ? ", read-add" : ", pushes");
+      if (small) {
+        ASSERT_EQ(check_all(sequence, 2).error, "") << name;
+        sequence = reduces(layout, topology, random_subset(whole, &random), 2);
+        ASSERT_EQ(check_all(sequence, 1).error, "") << name << ", some parameters";
+        continue;
+      }
+      const std::vector<Schedule> orders = schedules_for(sequence, 2);
+      ASSERT_EQ(check(sequence, orders[random() % orders.size()]).error, "") << name;
+      ASSERT_EQ(check(sequence, {Schedule::Kind::kForward, 0, true}).error, "") << name;
     }
-    const std::vector<Schedule> orders = schedules_for(sequence, 2);
-    ASSERT_EQ(check(sequence, orders[random() % orders.size()]).error, "") << name;
-    ASSERT_EQ(check(sequence, {Schedule::Kind::kForward, 0, true}).error, "") << name;
   }
 }
 

@@ -284,7 +284,10 @@ void UcxLink::step_close(Deadline now) {
   if (in_flight_ == 0) {
     while (!regions_.empty()) unmap_region(regions_.begin()->first);
     while (!sources_.empty()) unmap_source(sources_.begin()->first);
-    if (worker_ != nullptr) api_.worker_destroy(worker_);
+    if (worker_ != nullptr) {
+      rail_.stop_watching(descriptor_);
+      api_.worker_destroy(worker_);
+    }
     worker_ = nullptr;
     kept_ = nullptr;
     state_ = State::kClosed;
@@ -292,6 +295,7 @@ void UcxLink::step_close(Deadline now) {
   } else if (now >= closing_until_) {
     // Never progressed again. Its memory stays registered, so peers may still reach it.
     state_ = State::kClosed;
+    rail_.stop_watching(descriptor_);
     rail_.leave_behind(this);
     closed_({ErrorKind::kInternal, board_->label() + ": " + std::to_string(in_flight_) +
                                        " requests of UCX did not end in " +

@@ -184,6 +184,10 @@ void UcxRail::leave_behind(const UcxLink* link) {
   }
 }
 
+void UcxRail::stop_watching(int descriptor) {
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, descriptor, nullptr);
+}
+
 bool UcxRail::post_chunks() {
   int posted = 0;
   int flow = 0;
@@ -204,8 +208,6 @@ void UcxRail::keep_time() {
   for (const auto& link : links_) link->keep_time(now);
   for (size_t i = 0; i < links_.size();) {
     if (links_[i]->is_closed()) {
-      epoll_ctl(epoll_, EPOLL_CTL_DEL, links_[i]->descriptor(),
-                nullptr);  // a destroyed worker's has gone by itself
       links_.erase(links_.begin() + static_cast<ptrdiff_t>(i));
     } else {
       ++i;

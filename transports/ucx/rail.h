@@ -50,6 +50,7 @@ class UcxRail {
   ucp_context_h context() const { return context_; }
   TransferQueue& transfers() { return transfers_; }
   void add_link(std::shared_ptr<UcxLink> link);  // watched until it is closed
+  void stop_watching(int descriptor);            // while it still is the link's
   // Its worker has requests that do not end: context, link and what the link keeps stay for good.
   void leave_behind(const UcxLink* link);
 
