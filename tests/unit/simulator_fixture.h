@@ -64,7 +64,7 @@ inline SimulatedOperation reduce(std::shared_ptr<const GroupLayout> layout, int6
 }
 
 inline SimulatedOperation node_reduce(std::shared_ptr<const GroupLayout> layout,
-                                      const Topology& topology, int64_t segment_bytes = 1 << 20) {
+                                      const Topology& topology, bool read_add = false) {
   NodeReduceOptions options;
   options.subset = all_parameters(*layout);
   options.dtypes.assign(options.subset.size(), DType::kBFloat16);
