@@ -8,6 +8,7 @@
 
 #include "tests/network/fake_ucx.h"
 #include "tests/network/stores.h"
+#include "tests/network/threads.h"
 #include "transports/ucx/configuration.h"
 #include "transports/ucx/message.h"
 #include "transports/ucx/rail.h"
@@ -18,16 +19,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::HasSubstr;
-
-Deadline soon() { return Clock::now() + seconds(20); }
-
-WaitGuard guard_of(milliseconds timeout = seconds(20)) {
-  WaitGuard guard;
-  guard.timeout = timeout;
-  guard.what = "the test";
-  return guard;
-}
+using testing::guard_of;
+using ::testing::HasSubstr;
+using testing::soon;
 
 // Nodes as threads on the fake device, each with a rail of its own.
 struct Group {
@@ -63,10 +57,7 @@ struct Group {
   Network& at(int node) { return *networks[static_cast<size_t>(node)]; }
   template <class Body>
   void each(Body body) {
-    std::vector<std::thread> threads;
-    for (int node = 0; node < static_cast<int>(networks.size()); ++node)
-      threads.emplace_back([&, node] { body(node); });
-    for (std::thread& thread : threads) thread.join();
+    testing::on_each_node(static_cast<int>(networks.size()), body);
   }
 
   std::vector<std::unique_ptr<Network>> networks;
@@ -141,7 +132,7 @@ TEST(UcxFake, AKeyThatIsNotKnownIsANoteUnlessItIsNeeded) {
     Group group(2, behaviour);
     ASSERT_TRUE(group.status[0].is_ok()) << group.status[0].to_string();
     EXPECT_THAT(group.at(0).capabilities().notes,
-                testing::Contains(HasSubstr("does not know UCX_RC_TIMEOUT")));
+                ::testing::Contains(HasSubstr("does not know UCX_RC_TIMEOUT")));
   }
   behaviour.unknown_keys = {"RNDV_THRESH"};
   const Group refused(2, behaviour);
@@ -388,8 +379,8 @@ TEST(Configuration, TheEnvironmentIsFollowedAndNamed) {
   EXPECT_EQ(value_of(theirs, "TLS"), "unset");
   EXPECT_EQ(value_of(theirs, "RNDV_THRESH"), "inf");
   EXPECT_THAT(theirs.notes,
-              testing::UnorderedElementsAre(HasSubstr("UCX_TLS=all is followed"),
-                                            HasSubstr("UCX_RNDV_THRESH=8k is not followed")));
+              ::testing::UnorderedElementsAre(HasSubstr("UCX_TLS=all is followed"),
+                                              HasSubstr("UCX_RNDV_THRESH=8k is not followed")));
 }
 
 TEST(UcxApi, OldIncompleteAndDoubledLibrariesAreRefused) {
@@ -408,9 +399,9 @@ TEST(UcxApi, OldIncompleteAndDoubledLibrariesAreRefused) {
       "7f05-7f06 rw-p 00000000 00:00 0\n"
       "7f07-7f08 r-xp 00000000 fe:00 14 /home/a b/nixl.libs/libucs-1a2b3c.so.0.0.0\n";
   EXPECT_THAT(ucx_copies(maps, "libucs"),
-              testing::ElementsAre("/opt/ucx/lib/libucs.so.0.0.0",
-                                   "/home/a b/nixl.libs/libucs-1a2b3c.so.0.0.0"));
-  EXPECT_THAT(ucx_copies(maps, "libucp"), testing::IsEmpty());
+              ::testing::ElementsAre("/opt/ucx/lib/libucs.so.0.0.0",
+                                     "/home/a b/nixl.libs/libucs-1a2b3c.so.0.0.0"));
+  EXPECT_THAT(ucx_copies(maps, "libucp"), ::testing::IsEmpty());
 }
 
 TEST(TransferQueue, KeepsTheWindowTheHeadAndTheTurns) {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/network/stores.h"
+#include "tests/network/threads.h"
 #include "transports/ucx/ucx_network.h"
 
 namespace tide {
@@ -16,18 +17,12 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::HasSubstr;
+using testing::byte_at;
+using testing::guard_of;
+using ::testing::HasSubstr;
+using testing::soon;
 
 constexpr int kRegion = 1;
-
-Deadline soon() { return Clock::now() + seconds(60); }
-
-WaitGuard guard_of(milliseconds timeout = seconds(60)) {
-  WaitGuard guard;
-  guard.timeout = timeout;
-  guard.what = "the test";
-  return guard;
-}
 
 UcxRailOptions rail_options() {
   UcxRailOptions options;
@@ -37,12 +32,7 @@ UcxRailOptions rail_options() {
   return options;
 }
 
-unsigned char byte_at(int from, uint64_t operation, int64_t i) {
-  return static_cast<unsigned char>(i * 31 + (i >> 9) + from * 7 +
-                                    static_cast<int64_t>(operation) * 13 + 1);
-}
-
-class UcxLoopback : public testing::Test {
+class UcxLoopback : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto rail = open_ucx_rail(rail_options());
@@ -78,10 +68,7 @@ class UcxLoopback : public testing::Test {
     Network& at(int node) { return *networks[static_cast<size_t>(node)]; }
     template <class Body>
     void each(Body body) {
-      std::vector<std::thread> threads;
-      for (int node = 0; node < static_cast<int>(networks.size()); ++node)
-        threads.emplace_back([&, node] { body(node); });
-      for (std::thread& thread : threads) thread.join();
+      testing::on_each_node(static_cast<int>(networks.size()), body);
     }
     bool up() const {
       for (const Status& each : status) EXPECT_TRUE(each.is_ok()) << each.to_string();

@@ -16,6 +16,7 @@
 #include <map>
 
 #include "tests/network/stores.h"
+#include "tests/network/threads.h"
 #include "transports/ucx/hello.h"
 #include "transports/ucx/ucx_network.h"
 
@@ -23,6 +24,7 @@ namespace tide {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::byte_at;
 
 struct Arguments {
   std::map<std::string, std::string> values;
@@ -39,11 +41,6 @@ struct Arguments {
 std::string environment(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
   return value == nullptr ? otherwise : value;
-}
-
-unsigned char byte_at(int from, uint64_t operation, int64_t i) {
-  return static_cast<unsigned char>(i * 31 + (i >> 9) + from * 7 +
-                                    static_cast<int64_t>(operation) * 13 + 1);
 }
 
 class Node {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <thread>
 
+#include "tests/network/threads.h"
 #include "transports/memory/memory_network.h"
 
 namespace tide {
@@ -15,18 +16,11 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::HasSubstr;
+using testing::guard_of;
+using ::testing::HasSubstr;
+using testing::soon;
 
 constexpr int kRegion = 3;
-
-Deadline soon() { return Clock::now() + seconds(20); }
-
-WaitGuard guard_of(milliseconds timeout = seconds(20)) {
-  WaitGuard guard;
-  guard.timeout = timeout;
-  guard.what = "the test";
-  return guard;
-}
 
 struct Nodes {
   explicit Nodes(int nodes, const MemoryNetworkOptions& options = {}, int64_t bytes = 1 << 16)
@@ -41,10 +35,7 @@ struct Nodes {
   Network& at(int node) { return *networks[static_cast<size_t>(node)]; }
   template <class Body>
   void each(Body body) {
-    std::vector<std::thread> threads;
-    for (int node = 0; node < static_cast<int>(networks.size()); ++node)
-      threads.emplace_back([&, node] { body(node); });
-    for (std::thread& thread : threads) thread.join();
+    testing::on_each_node(static_cast<int>(networks.size()), body);
   }
   void begin_all(uint64_t operation, uint64_t hash = 7) {
     for (auto& network : networks)
@@ -58,10 +49,8 @@ struct Nodes {
 // What node `from` sends in operation `operation`, byte by byte.
 std::vector<unsigned char> pattern(int from, uint64_t operation, int64_t bytes) {
   std::vector<unsigned char> data(static_cast<size_t>(bytes));
-  for (size_t i = 0; i < data.size(); ++i) {
-    data[i] =
-        static_cast<unsigned char>(i * 31 + static_cast<size_t>(from) * 7 + operation * 13 + 1);
-  }
+  for (size_t i = 0; i < data.size(); ++i)
+    data[i] = testing::byte_at(from, operation, static_cast<int64_t>(i));
   return data;
 }
 
