@@ -102,6 +102,7 @@ for step in range(12):
     dist.all_reduce(mean)
     if dist.get_rank() == 0:
         print(f"step {step} loss {mean.item() / dist.get_world_size():.9f} on {backend}")
+dist.barrier()  # no rank leaves while Gloo still serves another
 dist.destroy_process_group()
 """
 
