@@ -124,7 +124,7 @@ class Network {
   virtual Status peer_status(int node) const = 0;
   // Called once, from a thread of the network, with the first error that did not come from fail(),
   // and the node it came from (-1: none). Set before the first begin; may call wake_all,
-  // peer_status and error only.
+  // peer_status, count, error and fail only.
   virtual void on_failure(std::function<void(int node, const Status& reason)> listener) = 0;
   virtual void wake_all() = 0;
   virtual void fail(const Status& reason) = 0;

@@ -34,12 +34,16 @@ class ArenaMemory {
     return static_cast<char*>(window_->peer(rank)) + offset;
   }
   char* own() const { return static_cast<char*>(window_->own()); }
+  // Between nodes: its number on the network; -1 where no put may land in it. Set once.
+  int region() const { return region_; }
+  void set_region(int region) { region_ = region; }
 
  private:
   ArenaMemory(std::shared_ptr<Window> window, std::shared_ptr<std::atomic<int64_t>> group_bytes);
 
   std::shared_ptr<Window> window_;
   std::shared_ptr<std::atomic<int64_t>> group_bytes_;
+  int region_ = -1;
 };
 
 // A run of bytes at the same offset of every rank's part.

@@ -110,6 +110,7 @@ void ControlPage::publish(const CallRecord& record) {
 }
 
 ControlPage::Found ControlPage::read(int rank, uint64_t sequence, CallRecord* record) const {
+  if (!has_page(rank)) return Found::kNotYet;
   const Word* words = this->words(rank, record_words(sequence));
   const uint64_t before = words[0].load(std::memory_order_acquire);
   if (before != sequence + 1) {
@@ -135,6 +136,7 @@ ControlPage::Found ControlPage::read(int rank, uint64_t sequence, CallRecord* re
 }
 
 uint64_t ControlPage::calls(int rank) const {
+  if (!has_page(rank)) return 0;
   return words(rank, kCallsWord)->load(std::memory_order_acquire);
 }
 
@@ -158,6 +160,7 @@ void ControlPage::refuse(const std::string& reason) {
 }
 
 ControlPage::RefusedCall ControlPage::last_refusal(int rank) const {
+  if (!has_page(rank)) return {};
   RefusedCall refused;
   const Word* words = this->words(rank, kFirstRefusal);
   refused.count = words[0].load(std::memory_order_acquire);
@@ -232,6 +235,7 @@ void ControlPage::release(int64_t id) {
 }
 
 bool ControlPage::is_released(int rank, int64_t id) const {
+  if (!has_page(rank)) return true;
   return words(rank, kFirstRelease + id % kAllocations)->load(std::memory_order_acquire) >=
          static_cast<uint64_t>(id / kAllocations) + 1;
 }

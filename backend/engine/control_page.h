@@ -110,6 +110,9 @@ class ControlPage {
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
+  // Ranks of other nodes have no page here; to what is asked about them below the answers are:
+  // nothing published, nothing refused, everything released.
+  bool has_page(int rank) const { return pages_[rank] != nullptr; }
 
   // The word of `counter` at `owner` that `from` writes; not to be read where there is a window of
   // counters, kMeetCounter aside.

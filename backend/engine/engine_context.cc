@@ -1,6 +1,10 @@
 #include "backend/engine/engine_context.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "backend/engine/node_fabric.h"
+#include "transports/event_board.h"
 
 namespace tide {
 
@@ -9,15 +13,25 @@ const char* control_counter_name(int counter) {
   return counter_name(static_cast<Counter>(counter));
 }
 
-EngineContext::EngineContext(std::string name, std::unique_ptr<Fabric> fabric,
-                             std::chrono::milliseconds timeout, std::function<Status()> interrupted)
-    : wait_times(fabric->size()),
-      name_(std::move(name)),
-      fabric_(std::move(fabric)),
+EngineContext::EngineContext(const GroupOptions& options, std::unique_ptr<Fabric> fabric,
+                             std::optional<GroupNodes> nodes)
+    : wait_times(nodes ? nodes->topology.ranks() : fabric->size()),
+      name_(options.name),
+      fabric_(nodes ? std::make_unique<NodeFabric>(std::move(fabric), nodes->topology, nodes->rank)
+                    : std::move(fabric)),
+      topology_(nodes ? std::optional<Topology>(nodes->topology) : std::nullopt),
+      network_(nodes ? std::move(nodes->network) : nullptr),
       enqueuing_(fabric_->capabilities().blocking ? nullptr
                                                   : dynamic_cast<EnqueuingFabric*>(fabric_.get())),
-      timeout_(timeout.count()),
-      interrupted_(std::move(interrupted)) {}
+      timeout_(options.timeout.count()),
+      interrupted_(options.interrupted) {
+  const int locals = topology_ ? topology_->local_ranks() : ranks();
+  for (int k = 1; k < locals; ++k) {
+    peers_.push_back(topology_ ? topology_->rank(topology_->node(rank()),
+                                                 (topology_->local(rank()) + k) % locals)
+                               : (rank() + k) % locals);
+  }
+}
 
 std::string EngineContext::where() const {
   return "group '" + name_ + "', rank " + std::to_string(rank());
@@ -34,20 +48,32 @@ std::string EngineContext::describe(const OperationState& operation) const {
     return text;
   }
   const WaitingFor waiting = operation.waiting();
-  if (waiting.counter < 0 || !control) return text;
-  const uint32_t got =
-      __atomic_load_n(control->word(rank(), waiting.counter, waiting.from), __ATOMIC_RELAXED);
-  return text + ", waiting for " + control_counter_name(waiting.counter) + " from rank " +
-         std::to_string(waiting.from) + ", wanted " + std::to_string(waiting.value) + ", got " +
-         std::to_string(got);
+  if (waiting.counter >= 0 && control) {
+    const uint32_t got =
+        __atomic_load_n(control->word(rank(), waiting.counter, waiting.from), __ATOMIC_RELAXED);
+    text += ", waiting for " + std::string(control_counter_name(waiting.counter)) + " from rank " +
+            std::to_string(waiting.from) + ", wanted " + std::to_string(waiting.value) + ", got " +
+            std::to_string(got);
+  }
+  if (const std::optional<RailWait> rail = operation.rail_wait()) {
+    text += ", waiting for " + describe_event(rail->node, rail->event, rail->amount);
+  }
+  return text;
 }
 
-void EngineContext::note_wait(OperationState& operation, int counter, int from,
+std::string EngineContext::describe_event(int node, const Event& event, int64_t amount) const {
+  return std::string(event_kind_name(event.kind)) + " of round " + std::to_string(event.round) +
+         ", part " + std::to_string(event.part) + " from node " + std::to_string(node) + " (rank " +
+         std::to_string(topology_->rank(node, topology_->local(rank()))) + "), wanted " +
+         std::to_string(amount) + ", got " + std::to_string(network_->count(node, event));
+}
+
+void EngineContext::note_wait(OperationState& operation, const char* cause, int from,
                               Clock::time_point begin) {
   const auto time = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
   const auto microseconds = static_cast<uint64_t>(time.count());
   operation.add_wait(from, microseconds);
-  wait_times.add(operation, control_counter_name(counter), from, microseconds);
+  wait_times.add(operation, cause, from, microseconds);
 }
 
 void EngineContext::break_group(const Status& reason, bool tell_peers) {
@@ -58,24 +84,40 @@ void EngineContext::break_group(const Status& reason, bool tell_peers) {
   if (!failure.set(located)) return;
   fabric_->wake_all();
   if (tell_peers) fabric_->fail(located);
+  if (network_) network_->fail(located);  // also of a peer's failure: each rank has its own rail
 }
 
-void EngineContext::peer_failed(int peer, const Status& reason) {
+std::string EngineContext::running() {
   std::string running;
   if (enqueuing_ != nullptr) {
     for (const std::string& what : enqueuing_->standing_in())
       running += (running.empty() ? " while in " : " and in ") + what;
   }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const std::shared_ptr<OperationState>& operation : running_) {
-      if (operation)
-        running += (running.empty() ? " while in " : " and in ") + describe(*operation);
-    }
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto operation = running_.begin(); operation != running_.end(); ++operation) {
+    if (!*operation || std::find(running_.begin(), operation, *operation) != operation) continue;
+    running += (running.empty() ? " while in " : " and in ") + describe(**operation);
   }
+  return running;
+}
+
+void EngineContext::peer_failed(int peer, const Status& reason) {
   break_group(Status(ErrorKind::kPeerLost, where() + ": rank " + std::to_string(peer) + " failed" +
-                                               running + ": " + reason.message()),
+                                               running() + ": " + reason.message()),
               false);
+}
+
+void EngineContext::node_failed(int node, const Status& reason) {
+  std::string text = where();
+  if (node >= 0 && node != network_->node()) {
+    text += ": rank " + std::to_string(topology_->rank(node, topology_->local(rank()))) +
+            " of node " + std::to_string(node) + " failed";
+  } else {
+    text += ": its rail failed";
+  }
+  const ErrorKind kind =
+      node >= 0 && reason.kind() != ErrorKind::kInvalidUse ? ErrorKind::kPeerLost : reason.kind();
+  break_group(Status(kind, text + running() + ": " + reason.message()), true);
 }
 
 void EngineContext::wait_failed(const Status& reason) {

@@ -6,9 +6,19 @@
 namespace tide {
 namespace {
 
-bool runs_in(Direction direction, Lane lane) {
-  return (direction == Direction::kReduce) == (lane == Lane::kReduce);
+Lane lane_of(const Program& program, const Step& step) {
+  const bool is_reduce = program.direction == Direction::kReduce;
+  if (step.queue == rail_queue(program.direction))
+    return is_reduce ? Lane::kReduceRail : Lane::kGatherRail;
+  return is_reduce ? Lane::kReduce : Lane::kGather;
 }
+
+// Between nodes a wait inside the node may be the consequence of a rail's, which then speaks first.
+std::chrono::milliseconds with_grace(std::chrono::milliseconds timeout) {
+  return timeout + std::min<std::chrono::milliseconds>(timeout / 4, std::chrono::seconds(5));
+}
+
+bool is_rail(Lane lane) { return lane == Lane::kGatherRail || lane == Lane::kReduceRail; }
 
 }  // namespace
 
@@ -16,13 +26,19 @@ Executor::Executor(EngineContext* context, Fabric* fabric)
     : context_(context), fabric_(fabric), compared_(static_cast<size_t>(context->ranks())) {
   guard_.failed = context->failure.flag();
   guard_.check = [this] { return check_wait(waiting_from_); };
+  rail_guard_.failed = guard_.failed;
+  rail_guard_.check = [this] {
+    if (call_.operation == nullptr) TIDE_RETURN_IF_ERROR(context_->look_for_interrupt());
+    return peers_.check(*context_->agreement, *call_.record, call_.layout);
+  };
 }
 
 void Executor::begin(const Call& call) {
   call_ = call;
   std::fill(compared_.begin(), compared_.end(), 0);
   peers_ = {};
-  guard_.timeout = context_->timeout();
+  rail_guard_.timeout = context_->timeout();
+  guard_.timeout = context_->spans_nodes() ? with_grace(context_->timeout()) : context_->timeout();
 }
 
 Status Executor::run(OperationState& operation, Lane lane) {
@@ -31,6 +47,7 @@ Status Executor::run(OperationState& operation, Lane lane) {
   for (const std::shared_ptr<OperationState>& earlier : binding.after)
     TIDE_RETURN_IF_ERROR(earlier->wait(std::nullopt));
   if (lane == Lane::kMove) return run_move(operation);
+  if (is_rail(lane)) return run_program(operation, *binding.program, lane);
 
   if (!binding.moves.empty()) {
     operation.wait_moved();
@@ -44,9 +61,18 @@ Status Executor::run(OperationState& operation, Lane lane) {
   if (binding.bounced && !program->steps.empty() && program->ranks > 1) {
     TIDE_RETURN_IF_ERROR(choose_form(operation, &program));
   }
-  if (!runs_in(program->direction, lane))
+  if ((program->direction == Direction::kReduce) != (lane == Lane::kReduce))
     return Status(ErrorKind::kInternal, "a program reached another lane");
-  return run_program(operation, *program);
+  TIDE_RETURN_IF_ERROR(run_program(operation, *program, lane));
+  return unpack(binding);
+}
+
+Status Executor::unpack(const Binding& binding) {
+  if (binding.unpacks.empty()) return Status::ok();
+  for (const CopyBlock& block : binding.unpacks)
+    context_->bytes_copied += static_cast<uint64_t>(block.rows * block.row_bytes);
+  return fabric_->copy(static_cast<int>(Queue::kUnpack), binding.unpacks.data(),
+                       static_cast<int>(binding.unpacks.size()));
 }
 
 Status Executor::run_move(OperationState& operation) {
@@ -59,26 +85,29 @@ Status Executor::run_move(OperationState& operation) {
   return Status::ok();
 }
 
-Status Executor::run_program(OperationState& operation, const Program& program) {
-  if (program.nodes() > 1)
-    return Status(ErrorKind::kInternal, "a program between nodes reached the queues of one node");
+Status Executor::run_program(OperationState& operation, const Program& program, Lane lane) {
   const Binding& binding = operation.binding();
   const bool reads_caller_memory = binding.moves.empty();
   int last_read = -1;
   if (program.direction == Direction::kReduce) {
     last_read = program.last_gradient_read;
-  } else {
+  } else if (!is_rail(lane)) {
     last_read = static_cast<int>(program.steps.size()) - 1;
     while (last_read >= 0 && (program.steps[last_read].op == Op::kSignal ||
                               program.steps[last_read].op == Op::kWait ||
+                              is_network_step(program.steps[last_read].op) ||
                               program.steps[last_read].from != Space::kShard)) {
       --last_read;
     }
   }
   for (int i = 0; i < static_cast<int>(program.steps.size()); ++i) {
+    if (lane_of(program, program.steps[i]) != lane) continue;
     TIDE_RETURN_IF_ERROR(run_step(binding, program, program.steps[i]));
     if (i == last_read && reads_caller_memory) operation.lane_passed_reads();
   }
+  // A rail's last step is its drain: no put of a gather reads its shards any more.
+  if (lane == Lane::kGatherRail) operation.lane_passed_reads();
+  if (is_rail(lane)) context_->network().end(rail_operation());
   return Status::ok();
 }
 
@@ -91,7 +120,8 @@ Status Executor::run_step(const Binding& binding, const Program& program, const 
     case Op::kCast:
       return cast(binding, program, step);
     case Op::kAccumulate:
-      return accumulate(binding, program, step);
+      return program.nodes() > 1 ? accumulate_partial(binding, program, step)
+                                 : accumulate(binding, program, step);
     case Op::kSignal:
       return signal(queue, counter, step.peer, binding.base[counter] + step.value);
     case Op::kWait: {
@@ -99,14 +129,22 @@ Status Executor::run_step(const Binding& binding, const Program& program, const 
       return wait(queue, counter, from, binding.base[counter] + step.value);
     }
     case Op::kCombine:
+      return combine(binding, program, step);
     case Op::kReadAdd:
     case Op::kZero:
+      return Status(ErrorKind::kInternal, "a read-add reached a fabric without multicast");
     case Op::kPut:
+      return put(binding, program, step);
     case Op::kConfirm:
+      return context_->network().signal(
+          step.node, {EventKind::kConfirm, rail_operation(), step.round, step.part});
     case Op::kGrant:
+      return context_->network().signal(
+          step.node, {EventKind::kGrant, rail_operation(), step.round, step.part});
     case Op::kArrive:
+      return arrive(step);
     case Op::kDrain:
-      return Status(ErrorKind::kInternal, "a program between nodes reached the queues of one node");
+      return drain();
   }
   return Status(ErrorKind::kInternal, "unknown step");
 }
@@ -172,8 +210,7 @@ Status Executor::signal(int queue, int counter, int peer, uint32_t value) {
     const int owner = peer == kSelf ? own : peer;
     return fabric_->signal(queue, context_->control->word(owner, counter, own), value);
   }
-  for (int k = 1; k < context_->ranks(); ++k) {
-    const int owner = (own + k) % context_->ranks();
+  for (const int owner : context_->peers()) {
     TIDE_RETURN_IF_ERROR(
         fabric_->signal(queue, context_->control->word(owner, counter, own), value));
   }
@@ -188,7 +225,8 @@ Status Executor::wait(int queue, int counter, int from, uint32_t value) {
     if (call_.operation != nullptr) call_.operation->set_waiting({counter, from, value});
     const Clock::time_point begin = Clock::now();
     const Status status = fabric_->wait(queue, word, value, guard_);
-    if (call_.operation != nullptr) context_->note_wait(*call_.operation, counter, from, begin);
+    if (call_.operation != nullptr)
+      context_->note_wait(*call_.operation, control_counter_name(counter), from, begin);
     if (!status.is_ok()) return explain(status, counter, from, value);
     if (call_.operation != nullptr) call_.operation->set_waiting({});
   }
@@ -234,10 +272,8 @@ Status Executor::meet(const CallRecord& record, uint32_t value, const GroupLayou
   begin({&record, nullptr, layout});
   TIDE_RETURN_IF_ERROR(context_->failure.status());
   TIDE_RETURN_IF_ERROR(signal(kCallerQueue, kMeetCounter, kAllPeers, value));
-  for (int k = 1; k < context_->ranks(); ++k) {
-    TIDE_RETURN_IF_ERROR(
-        wait(kCallerQueue, kMeetCounter, (context_->rank() + k) % context_->ranks(), value));
-  }
+  for (const int peer : context_->peers())
+    TIDE_RETURN_IF_ERROR(wait(kCallerQueue, kMeetCounter, peer, value));
   return Status::ok();
 }
 

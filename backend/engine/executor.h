@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/engine/engine_context.h"
+#include "backend/engine/executor_places.h"
 
 namespace tide {
 
@@ -24,6 +25,9 @@ class Executor {
   // A meeting of the calling threads: all ranks have published an equal record. `value` counts
   // meetings; `layout` may be null.
   Status meet(const CallRecord& record, uint32_t value, const GroupLayout* layout);
+  // The same with the other nodes on this rail, whose records need not be equal to be met: their
+  // hashes are compared by the network. Says `word` (> 0) to each; gives theirs, by node.
+  Result<std::vector<int64_t>> meet_nodes(const CallRecord& record, int64_t word);
 
  protected:
   // Steps that move, add and signal; the enqueuing executor's too.
@@ -31,6 +35,9 @@ class Executor {
   Status cast(const Binding& binding, const Program& program, const Step& step);
   Status accumulate(const Binding& binding, const Program& program, const Step& step);
   Status signal(int queue, int counter, int peer, uint32_t value);
+  // Where a copy's piece lies.
+  Side side(const Binding& binding, const Program& program, const Step& step, bool is_to,
+            const Piece& piece) const;
 
   EngineContext* const context_;
   Fabric* const fabric_;
@@ -47,10 +54,25 @@ class Executor {
   };
 
   Status run_move(OperationState& operation);
-  Status run_program(OperationState& operation, const Program& program);
+  Status run_program(OperationState& operation, const Program& program, Lane lane);
   Status run_step(const Binding& binding, const Program& program, const Step& step);
   Status choose_form(OperationState& operation, const Program** program);
   Status resolve_peer_outputs(const Binding& binding);
+  Status unpack(const Binding& binding);
+
+  // Of programs between nodes (executor_nodes.cc).
+  Status put(const Binding& binding, const Program& program, const Step& step);
+  void add_shards(const Binding& binding, const Program& program, const Step& step, Put* put);
+  void add_landed(const Binding& binding, const Program& program, const Step& step, Put* put);
+  void add_partial_sums(const Binding& binding, const Program& program, const Step& step, Put* put);
+  Status arrive(const Step& step);
+  Status arrive(int node, const Event& event, int64_t amount);
+  Status drain();
+  Status accumulate_partial(const Binding& binding, const Program& program, const Step& step);
+  Status combine(const Binding& binding, const Program& program, const Step& step);
+  Status explain_rail(const Status& status, const std::string& what) const;
+  // The operation's number on the network.
+  uint64_t rail_operation() const { return rail_operation_of(*call_.record); }
 
   Status wait(int queue, int counter, int from, uint32_t value);
 
@@ -62,11 +84,13 @@ class Executor {
   std::vector<char> compared_;  // by rank: its record of this call was equal
   PeerWatch peers_;
   WaitGuard guard_;
+  WaitGuard rail_guard_;
   int waiting_from_ = 0;
 
   std::vector<CopyBlock> copies_;
   std::vector<CastBlock> casts_;
   std::vector<AccumulateBlock> sums_;
+  std::vector<AccumulateBlock> combines_;
 };
 
 }  // namespace tide

@@ -3,80 +3,45 @@
 #include <utility>
 
 #include "backend/engine/executor.h"
+#include "backend/engine/executor_places.h"
 
 namespace tide {
-namespace {
-
-int64_t element_bytes(const Binding& binding, Direction direction, int p) {
-  return dtype_bytes(direction == Direction::kReduce ? binding.gradient_dtypes[p]
-                                                     : binding.layout->parameter(p).dtype);
-}
-
-// One side of a copy for one piece: block addresses are base + (place or shard offset - origin) *
-// element bytes.
-struct Side {
-  char* base = nullptr;
-  bool places = false;
-  int64_t origin = 0;
-
-  char* at(const Block& block, int64_t bytes) const {
-    return base + ((places ? block.place_begin : block.shard_begin) - origin) * bytes;
+Side Executor::side(const Binding& binding, const Program& program, const Step& step, bool is_to,
+                    const Piece& piece) const {
+  const Space space = is_to ? step.to : step.from;
+  const int rank = is_to && step.peer != kSelf ? step.peer : context_->rank();
+  const int p = piece.parameter;
+  switch (space) {
+    case Space::kShard:
+      return {static_cast<char*>(const_cast<void*>(binding.shards[p])), false, 0};
+    case Space::kSlot:
+      return {binding.slot.at(rank) + binding.layout->slot_offset(p), true, 0};
+    case Space::kGradient:
+      return {static_cast<char*>(const_cast<void*>(binding.gradients[p])), true, 0};
+    case Space::kOutput: {
+      char* base = rank == context_->rank()
+                       ? static_cast<char*>(binding.outputs[p])
+                       : peer_outputs_[static_cast<size_t>(rank) * binding.layout->size() + p];
+      return {base, program.direction == Direction::kGather, 0};
+    }
+    case Space::kStaging:
+    case Space::kLanding:
+      return slice_side(binding, program, space, rank, step.area, step.slice, piece);
+    case Space::kPartial:
+    case Space::kSeat:
+    case Space::kBlock:
+    case Space::kTotal:
+      return slice_side(binding, program, space, rank, step.area,
+                        is_to ? step.to_slice : step.slice, piece);
   }
-  int64_t pitch(const Block& block, int64_t bytes) const {
-    return (places ? block.place_pitch : block.shard_pitch) * bytes;
-  }
-};
-
-char* slice_base(const ArenaRange& range, int owner, const Program& program, int area, int slice) {
-  return range.at(owner) +
-         (static_cast<int64_t>(area) * program.ranks + slice) * program.slice_bytes;
+  return {};
 }
-
-}  // namespace
 
 Status Executor::copy(const Binding& binding, const Program& program, const Step& step) {
   const GroupLayout& layout = *binding.layout;
   if (step.peer == kAllPeers)
     return Status(ErrorKind::kInternal, "a copy to all peers reached a fabric without multicast");
   const int owner = step.peer == kSelf ? context_->rank() : step.peer;
-  const auto side = [&](Space space, int rank, const Piece& piece) {
-    const int p = piece.parameter;
-    Side result;
-    switch (space) {
-      case Space::kShard:
-        result.base = static_cast<char*>(const_cast<void*>(binding.shards[p]));
-        break;
-      case Space::kSlot:
-        result = {binding.slot.at(rank) + layout.slot_offset(p), true, 0};
-        break;
-      case Space::kGradient:
-        result = {static_cast<char*>(const_cast<void*>(binding.gradients[p])), true, 0};
-        break;
-      case Space::kStaging:
-        result = {
-            slice_base(binding.staging, rank, program, step.area, step.slice) + piece.packed_offset,
-            false, piece.begin};
-        break;
-      case Space::kLanding:
-        result = {
-            slice_base(binding.landing, rank, program, step.area, step.slice) + piece.packed_offset,
-            false, piece.begin};
-        break;
-      case Space::kOutput:
-        result.base = rank == context_->rank()
-                          ? static_cast<char*>(binding.outputs[p])
-                          : peer_outputs_[static_cast<size_t>(rank) * layout.size() + p];
-        result.places = program.direction == Direction::kGather;
-        break;
-      case Space::kPartial:
-      case Space::kSeat:
-      case Space::kBlock:
-      case Space::kTotal:
-        break;  // of programs between nodes, which run_program refuses
-    }
-    return result;
-  };
-
   const int queue = static_cast<int>(step.queue);
   uint64_t moved = 0;
   copies_.clear();
@@ -85,9 +50,9 @@ Status Executor::copy(const Binding& binding, const Program& program, const Step
     Block blocks[3];
     const int count = piece_blocks(layout, piece, step.shard, blocks);
     if (count == 0) continue;
-    const Side from = side(step.from, context_->rank(), piece);
-    const Side to = side(step.to, owner, piece);
-    const int64_t bytes = element_bytes(binding, program.direction, piece.parameter);
+    const Side from = side(binding, program, step, false, piece);
+    const Side to = side(binding, program, step, true, piece);
+    const int64_t bytes = element_bytes(binding, program, step.from, piece.parameter);
     for (int b = 0; b < count; ++b) {
       const Block& block = blocks[b];
       copies_.push_back({to.at(block, bytes), from.at(block, bytes), block.rows,
@@ -172,10 +137,11 @@ Status Executor::accumulate(const Binding& binding, const Program& program, cons
         const int64_t shard_begin = blocks[b].shard_begin + row * blocks[b].shard_pitch;
         const int64_t place_begin = blocks[b].place_begin + row * blocks[b].place_pitch;
         for (int rank = 0; rank < program.ranks; ++rank) {
-          sum.slices[rank] =
-              rank == own ? gradient + place_begin * slice_bytes
-                          : slice_base(binding.staging, own, program, step.area, rank) +
-                                piece.packed_offset + (shard_begin - piece.begin) * slice_bytes;
+          sum.slices[rank] = rank == own ? gradient + place_begin * slice_bytes
+                                         : slice_side(binding, program, Space::kStaging, own,
+                                                      step.area, rank, piece)
+                                                   .base +
+                                               (shard_begin - piece.begin) * slice_bytes;
         }
         sum.output = static_cast<char*>(binding.outputs[p]) + shard_begin * output_bytes;
         sum.numel = blocks[b].row_numel;

@@ -27,36 +27,50 @@ const char* refusal_text(Refusal refusal) {
 
 Result<std::shared_ptr<Group>> Group::create(const GroupOptions& options,
                                              std::unique_ptr<Fabric> fabric,
-                                             std::shared_ptr<KeyValueStore> store) {
+                                             std::shared_ptr<KeyValueStore> store,
+                                             std::optional<GroupNodes> nodes) {
+  if (nodes && !fabric->capabilities().blocking) {
+    return Status(
+        ErrorKind::kUnsupported,
+        "group '" + options.name + "': between nodes tide serves memory of the host only");
+  }
   if (options.staging_slice_bytes < 64 || options.landing_slice_bytes < 64) {
     return Status(ErrorKind::kInvalidUse,
                   "group '" + options.name + "': slices must have at least 64 bytes, got " +
                       std::to_string(options.staging_slice_bytes) + " of staging and " +
                       std::to_string(options.landing_slice_bytes) + " of landing");
   }
-  auto group = std::make_shared<GroupImpl>(options, std::move(fabric), std::move(store));
+  auto group =
+      std::make_shared<GroupImpl>(options, std::move(fabric), std::move(store), std::move(nodes));
   TIDE_RETURN_IF_ERROR(group->open());
   return std::shared_ptr<Group>(std::move(group));
 }
 
 GroupImpl::GroupImpl(const GroupOptions& options, std::unique_ptr<Fabric> fabric,
-                     std::shared_ptr<KeyValueStore> store)
+                     std::shared_ptr<KeyValueStore> store, std::optional<GroupNodes> nodes)
     : options_(options),
-      context_(options.name, std::move(fabric), options.timeout, options.interrupted),
+      context_(options, std::move(fabric), std::move(nodes)),
       completion_(std::make_shared<CompletionThread>()),
       lanes_(&context_),
       enqueuing_(context_.enqueuing() != nullptr ? std::make_unique<EnqueuingExecutor>(&context_)
                                                  : nullptr),
       caller_(&context_, &context_.host()),
       vote_(std::move(store), context_.rank(), context_.ranks()),
-      programs_(context_.rank()),
-      arena_bytes_(std::make_shared<std::atomic<int64_t>>(0)) {}
+      programs_(context_.rank(), kProgramsKept,
+                context_.spans_nodes() ? &context_.topology() : nullptr),
+      arena_bytes_(std::make_shared<std::atomic<int64_t>>(0)),
+      node_area_(context_.spans_nodes() ? NodeArea(context_.topology(), options.staging_slice_bytes)
+                                        : NodeArea()) {}
 
 GroupImpl::~GroupImpl() { close(); }
 
 Status GroupImpl::open() {
   context_.fabric().on_peer_failure(
       [this](int rank, const Status& reason) { context_.peer_failed(rank, reason); });
+  if (context_.spans_nodes()) {
+    context_.network().on_failure(
+        [this](int node, const Status& reason) { context_.node_failed(node, reason); });
+  }
   const auto make = [this](Fabric& fabric, int64_t bytes) -> Result<std::shared_ptr<Window>> {
     Result<std::shared_ptr<Window>> window = fabric.create_window(bytes, deadline());
     if (window.is_ok()) return window;
@@ -113,8 +127,12 @@ std::shared_ptr<OperationState> GroupImpl::start(CallRecord record, std::string 
                                                  Binding binding, Lane lane, void* stream) {
   auto operation = std::make_shared<OperationState>(record, std::move(subject), completion_);
   const bool moves = !binding.moves.empty();
+  const bool rails = context_.spans_nodes();
   operation->binding() = std::move(binding);
-  operation->expect(enqueuing_ ? enqueuing_->lanes(operation->binding()) : moves ? 2 : 1, 1);
+  // A gather's shards are read by its rail too.
+  operation->expect(enqueuing_ ? enqueuing_->lanes(operation->binding()) : 1 + moves + rails,
+                    rails && lane == Lane::kGather ? 2 : 1);
+  announce(record);
   context_.control->publish(record);
   flight_record_.add(operation);
   ++operations_;
@@ -123,6 +141,9 @@ std::shared_ptr<OperationState> GroupImpl::start(CallRecord record, std::string 
     return operation;
   }
   if (moves) lanes_.submit(Lane::kMove, operation);
+  if (rails) {
+    lanes_.submit(lane == Lane::kGather ? Lane::kGatherRail : Lane::kReduceRail, operation);
+  }
   lanes_.submit(lane, operation);
   return operation;
 }
@@ -140,6 +161,7 @@ Status GroupImpl::meet(CallRecord record, const Binding* call) {
       record, std::to_string(record.bytes) + " bytes", completion_);
   operation->expect(1, 0);
   operation->lane_started();
+  announce(record);
   context_.control->publish(record);
   flight_record_.add(operation);
   const Status met = agree_to_meet(record, call == nullptr ? nullptr : call->layout.get());
@@ -153,7 +175,9 @@ Status GroupImpl::agree_to_meet(const CallRecord& record, const GroupLayout* lay
     context_.break_group(met, true);
     return context_.failure.status();
   }
+  std::optional<RefusedMeeting> refused;
   for (int rank = 0; rank < context_.ranks(); ++rank) {
+    if (!context_.control->has_page(rank)) continue;
     CallRecord other;
     if (context_.control->read(rank, record.sequence, &other) != ControlPage::Found::kYes) {
       // It has met, and made a whole ring of calls without steps since: whether it refused is gone.
@@ -164,12 +188,14 @@ Status GroupImpl::agree_to_meet(const CallRecord& record, const GroupLayout* lay
           true);
       return context_.failure.status();
     }
-    if (other.refusal == Refusal::kNone) continue;
-    return Status(ErrorKind::kUnsupported,
-                  "group '" + context_.name() + "': " + context_.agreement->describe(record) +
-                      ": rank " + std::to_string(rank) + ": " + refusal_text(other.refusal));
+    if (other.refusal != Refusal::kNone && !refused) refused = {rank, other.refusal};
   }
-  return Status::ok();
+  TIDE_RETURN_IF_ERROR(tell_nodes(record, &refused));
+  if (!refused) return Status::ok();
+  return Status(ErrorKind::kUnsupported, "group '" + context_.name() +
+                                             "': " + context_.agreement->describe(record) +
+                                             ": rank " + std::to_string(refused->rank) + ": " +
+                                             refusal_text(refused->refusal));
 }
 
 Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(const CallRecord& wanted,
@@ -184,7 +210,7 @@ Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(const CallRecord
   }
   TIDE_RETURN_IF_ERROR(meet(record, call));
   Result<std::shared_ptr<ArenaMemory>> memory =
-      ArenaMemory::create(context_.fabric(), bytes, deadline(), arena_bytes_);
+      create_memory(bytes, record.kind != CallKind::kAllocate);
   if (memory.is_ok()) return memory;
   const Status reason(memory.status().kind(), context_.where() + ": " +
                                                   context_.agreement->describe(record) + ": " +
@@ -198,7 +224,7 @@ Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(const CallRecord
 
 Status GroupImpl::ensure_area(const CallRecord& cause, const Binding& call, ArenaRange* area,
                               int64_t bytes) {
-  if (area->memory) return Status::ok();
+  if (area->memory && area->bytes >= bytes) return Status::ok();
   TIDE_RETURN_IF_ERROR(drain());
   CallRecord record = cause;
   record.kind = CallKind::kAreas;
@@ -210,6 +236,7 @@ Status GroupImpl::ensure_area(const CallRecord& cause, const Binding& call, Aren
 }
 
 int64_t GroupImpl::staging_area_bytes() const {
+  if (context_.spans_nodes()) return node_area_.bytes;
   return 2 * context_.ranks() * options_.staging_slice_bytes;
 }
 
@@ -237,6 +264,7 @@ GroupCounters GroupImpl::counters() const {
   counters.bytes_pushed = context_.bytes_pushed;
   counters.bytes_copied = context_.bytes_copied;
   counters.bytes_summed = context_.bytes_summed;
+  counters.bytes_sent = context_.bytes_sent;
   counters.arena_bytes = *arena_bytes_;
   counters.plans = plan_count_;
   return counters;
@@ -283,6 +311,7 @@ void GroupImpl::close() {
   // group".
   const Status failed = context_.failure.status();
   if (!failed.is_ok()) context_.fabric().fail(failed);
+  close_network(failed);
   context_.fabric().close();
   if (enqueuing_) {  // no queue and no thread of the fabric uses anything any more
     enqueuing_->drop_kept();
@@ -292,6 +321,7 @@ void GroupImpl::close() {
   slots_.clear();
   staging_ = {};
   landing_ = {};
+  list_slot_ = {};
 }
 
 }  // namespace tide

@@ -17,12 +17,15 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "backend/engine/operation.h"
 #include "backend/layout/group_layout.h"
+#include "backend/plan/node_gather_plan.h"
 #include "transports/fabric.h"
+#include "transports/network.h"
 
 namespace tide {
 
@@ -33,9 +36,17 @@ struct GroupOptions {
   int64_t landing_slice_bytes = 1 << 20;         // bounced gathers: bytes of one slice of one area
   int64_t arena_limit_bytes = 0;                 // of this process, all groups together; 0: none
   int flight_record_size = 256;                  // operations that a dump shows, at most kRecords
+  NodeGatherOptions rail_gather = {};            // between nodes: schedule, pacing, head
   // Asked about every 100 ms by waits of calling threads; its error (kInterrupted) ends them. A
   // call that its peers may have seen then breaks the group. Null: never.
   std::function<Status()> interrupted = {};
+};
+
+// What a group that spans several nodes has beside its node's fabric.
+struct GroupNodes {
+  int rank = 0;                      // in the group; the fabric's ranks are the node's locals
+  Topology topology;                 // equal on all ranks
+  std::unique_ptr<Network> network;  // to the ranks on the same rail; its nodes are the topology's
 };
 
 enum class Staging : uint8_t { kNone, kLeased, kArea };
@@ -96,17 +107,20 @@ struct GroupCounters {  // since creation
   uint64_t operations = 0;
   uint64_t bytes_pushed = 0;  // into peers' memory by this rank
   uint64_t bytes_copied = 0;  // own copies, casts, unpacks, moves of Slot-Reuse
-  uint64_t bytes_summed = 0;  // read by accumulates
+  uint64_t bytes_summed = 0;  // read by accumulates and combines
+  uint64_t bytes_sent = 0;    // put over the rail to other nodes
   int64_t arena_bytes = 0;
   int64_t plans = 0;  // now: made and not retired
 };
 
 class Group {
  public:
-  // Collective over the fabric's ranks: makes the control page. The store is used for votes.
+  // Collective over the group: makes the control page. The store is used for votes. `nodes`: with
+  // it `fabric` (blocking) is that of this rank's node alone.
   static Result<std::shared_ptr<Group>> create(const GroupOptions& options,
                                                std::unique_ptr<Fabric> fabric,
-                                               std::shared_ptr<KeyValueStore> store);
+                                               std::shared_ptr<KeyValueStore> store,
+                                               std::optional<GroupNodes> nodes = std::nullopt);
   virtual ~Group() = default;
 
   // Collective vote over all groups of one root: each accepted group gets a plan, and the arena

@@ -86,6 +86,20 @@ void GroupImpl::advance(const Program& program, Binding* binding) {
   for (int c = 0; c < kCounterCount; ++c) base_[c] += program.advance[c];
 }
 
+void GroupImpl::plan_sums(ReduceOptions options, Binding* binding) {
+  if (!context_.spans_nodes()) {
+    options.staging_slice_bytes = options_.staging_slice_bytes;
+    binding->program = programs_.reduce(*binding->layout, options);
+    return;
+  }
+  NodeReduceOptions between;
+  between.subset = std::move(options.subset);
+  between.dtypes = std::move(options.dtypes);
+  between.segment_bytes = node_area_.segment_bytes;
+  binding->program = programs_.node_reduce(*binding->layout, between);
+  binding->space_offset = node_area_.offset;
+}
+
 void GroupImpl::use_slot(Slot& slot, const std::shared_ptr<OperationState>& operation) {
   slot.users.clear();
   slot.users.push_back(operation);
@@ -129,7 +143,8 @@ Result<GatherStarted> GroupImpl::gather(const GatherCall& call) {
   GatherStarted started;
   Binding binding;
   binding.layout = plan.layout;
-  binding.program = programs_.gather(layout, GatherOptions{});
+  binding.program = context_.spans_nodes() ? programs_.node_gather(layout, options_.rail_gather)
+                                           : programs_.gather(layout, GatherOptions{});
   binding.shards = call.shards;
   advance(*binding.program, &binding);
   if (needs_slot) {
@@ -170,6 +185,11 @@ Status GroupImpl::check_sum(const std::vector<DType>& dtypes, DType output_dtype
   for (size_t i = 0; i < dtypes.size(); ++i) {
     if (i > 0 && dtypes[i] == last) continue;
     last = dtypes[i];
+    if (context_.spans_nodes() && dtype_bytes(partial_dtype(last)) < 4) {
+      return Status(ErrorKind::kUnsupported, context_.where() + ": tensor " + std::to_string(i) +
+                                                 ": between nodes tide sums no " +
+                                                 dtype_name(last));
+    }
     AccumulateBlock nothing;
     nothing.slices.assign(static_cast<size_t>(context_.ranks()), nullptr);
     nothing.slice_dtype = dtypes[i];
@@ -243,21 +263,20 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
 
   // Everything that chooses the path is equal on all ranks: the call, the plan and the order of
   // slots.
-  ReduceOptions options;
-  options.subset = call.parameters;
-  options.dtypes = call.gradient_dtypes;
   Slot* slot = vacated_slot(plan);
   const int64_t gradient_bytes = placed_gradient_bytes(layout, call);
   const bool moves = call.slot_reuse && slot != nullptr && gradient_bytes <= slot->range.bytes;
+  ReduceOptions options;
+  options.subset = call.parameters;
+  options.dtypes = call.gradient_dtypes;
   const bool leased = !call.slot_reuse && plan.staging == Staging::kLeased && slot != nullptr &&
                       context_.ranks() > 1 &&
                       packed_shard_bytes(layout, options) * context_.ranks() <= slot->range.bytes;
   options.areas = leased ? 1 : 2;
-  options.staging_slice_bytes = options_.staging_slice_bytes;
 
   Binding binding;
   binding.layout = plan.layout;
-  binding.program = programs_.reduce(layout, options);
+  plan_sums(std::move(options), &binding);
   for (size_t i = 0; i < call.parameters.size(); ++i) {
     binding.descriptors.push_back(
         describe_tensor(layout, call.parameters[i], call.gradient_dtypes[i]));
@@ -342,13 +361,17 @@ Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const 
   context_.allocations->sweep();
   Binding binding;
   binding.layout = layout;
-  GatherOptions options;
-  options.destination = Space::kOutput;
-  options.landing_slice_bytes = options_.landing_slice_bytes;
-  binding.program = programs_.gather(*layout, options);
-  if (!enqueuing_) {
+  binding.shards = inputs;
+  binding.outputs = outputs;
+  if (context_.spans_nodes()) {
+    binding.program = programs_.node_gather(*layout, options_.rail_gather);
+  } else {
+    GatherOptions options;
+    options.destination = Space::kOutput;
+    options.landing_slice_bytes = options_.landing_slice_bytes;
+    binding.program = programs_.gather(*layout, options);
     options.bounced = true;
-    binding.bounced = programs_.gather(*layout, options);
+    if (!enqueuing_) binding.bounced = programs_.gather(*layout, options);
   }
   for (int p = 0; p < layout->size(); ++p) {
     binding.descriptors.push_back(describe_tensor(*layout, p, layout->parameter(p).dtype));
@@ -363,9 +386,11 @@ Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const 
     TIDE_RETURN_IF_ERROR(ensure_area(record, binding, &landing_, landing_area_bytes()));
   }
   binding.landing = landing_;
-  binding.shards = inputs;
-  binding.outputs = outputs;
-  post_outputs(&binding);
+  if (context_.spans_nodes()) {
+    TIDE_RETURN_IF_ERROR(bind_list_between_nodes(record, &binding));
+  } else {
+    post_outputs(&binding);
+  }
   if (enqueuing_) {
     if (binding.postings.empty() && layout->ranks() > 1) {
       return Status(
@@ -380,8 +405,9 @@ Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const 
   if (!sequence.is_ok()) return sequence.status();
   record.sequence = sequence.value();
   advance(*binding.program, &binding);
-  return std::shared_ptr<Operation>(
-      start(record, list_subject(*layout), std::move(binding), Lane::kGather, stream));
+  auto operation = start(record, list_subject(*layout), std::move(binding), Lane::kGather, stream);
+  if (context_.spans_nodes()) list_user_ = operation;
+  return std::shared_ptr<Operation>(std::move(operation));
 }
 
 Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const GroupLayout> layout,
@@ -396,14 +422,14 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const 
   Binding binding;
   binding.layout = layout;
   ReduceOptions options;
-  options.staging_slice_bytes = options_.staging_slice_bytes;
   for (int p = 0; p < layout->size(); ++p) {
     options.subset.push_back(p);
     options.dtypes.push_back(layout->parameter(p).dtype);
     binding.descriptors.push_back(describe_tensor(*layout, p, layout->parameter(p).dtype));
   }
   TIDE_RETURN_IF_ERROR(check_sum(options.dtypes, output_dtype, accumulate));
-  binding.program = programs_.reduce(*layout, options);
+  binding.gradient_dtypes = options.dtypes;
+  plan_sums(std::move(options), &binding);
   CallRecord record;
   record.kind = CallKind::kReduceList;
   record.program_hash = binding.program->hash;
@@ -420,7 +446,6 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const 
   advance(*binding.program, &binding);
   binding.staging = staging_;
   binding.gradients = inputs;
-  binding.gradient_dtypes = options.dtypes;
   binding.outputs = outputs;
   binding.output_dtype = output_dtype;
   binding.options = accumulate;

@@ -1,6 +1,6 @@
 // The Group over a fabric of either kind. One file per part: group.cc (life, errors, lists'
 // memory), group_plan.cc (votes and slots), group_retire.cc (plans whose groups are gone),
-// group_calls.cc (the collectives).
+// group_calls.cc (the collectives), group_nodes.cc (what several nodes add to all of these).
 //
 // Threads: all state below belongs to the call in progress, but what EngineContext, FlightRecord
 // and the lanes share. Teardown: close() ends lanes, then the completion thread, then the fabric;
@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -37,6 +38,22 @@ inline bool is_no_refusal(const Status& status) {
   return status.kind() == ErrorKind::kTimeout || status.kind() == ErrorKind::kPeerLost ||
          status.kind() == ErrorKind::kInterrupted;
 }
+
+// Who refuses a meeting, and why.
+struct RefusedMeeting {
+  int rank = 0;
+  Refusal refusal = Refusal::kNone;
+};
+
+// The area of reduces between nodes: spaces one behind another, sized for every program whose
+// segments have at most segment_bytes.
+struct NodeArea {
+  NodeArea() = default;
+  NodeArea(const Topology& topology, int64_t staging_slice_bytes);
+  int64_t segment_bytes = 0;
+  std::array<int64_t, kSpaceCount> offset = {};
+  int64_t bytes = 0;
+};
 
 // Held through each call. Knows its thread: a signal handler that runs in a call's wait may close
 // the group.
@@ -65,7 +82,7 @@ class CallMutex {
 class GroupImpl final : public Group {
  public:
   GroupImpl(const GroupOptions& options, std::unique_ptr<Fabric> fabric,
-            std::shared_ptr<KeyValueStore> store);
+            std::shared_ptr<KeyValueStore> store, std::optional<GroupNodes> nodes);
   ~GroupImpl() override;
 
   // Collective: makes the control page.
@@ -145,6 +162,22 @@ class GroupImpl final : public Group {
   int64_t staging_area_bytes() const;
   int64_t landing_area_bytes() const;
 
+  // group_nodes.cc; with one node the first four do nothing.
+  // The network learns which operation has the call's number.
+  void announce(const CallRecord& record);
+  // A meeting goes on with the other nodes; `refused` becomes the lowest refusing rank of all.
+  Status tell_nodes(const CallRecord& record, std::optional<RefusedMeeting>* refused);
+  // Ends registrations of memory that nobody uses any more. Collective, no operation in flight.
+  Status drop_regions();
+  void close_network(const Status& failed);
+  // Collective: a window, and a region of the network where puts shall land in it. The same answer
+  // on all ranks; kUnsupported when one refuses.
+  Result<std::shared_ptr<ArenaMemory>> create_memory(int64_t bytes, bool for_puts);
+  Status register_memory(ArenaMemory& memory);
+  // One answer for all: own's error, or that of the lowest rank that has one.
+  Status agree(const Status& own);
+  Status bind_list_between_nodes(CallRecord record, Binding* binding);
+
   // group_plan.cc
   // The vote. `cause`: the plan whose gather found no slot, -1 without one; then there are no
   // requests.
@@ -178,6 +211,8 @@ class GroupImpl final : public Group {
   // The slot that the plan vacated last, while nobody else has had it; null otherwise.
   Slot* vacated_slot(const Plan& plan);
   void use_slot(Slot& slot, const std::shared_ptr<OperationState>& operation);
+  // The reduce's program, in the form that the group's nodes ask for.
+  void plan_sums(ReduceOptions options, Binding* binding);
   void advance(const Program& program, Binding* binding);
   void move_gradients(const ReduceCall& call, const Plan& plan, const Slot& slot,
                       Binding* binding) const;
@@ -212,7 +247,12 @@ class GroupImpl final : public Group {
   ArenaState arena_;
   ArenaRange staging_;
   ArenaRange landing_;
-  int slotless_calls_to_skip_ = 0;  // until the next look_for_slots()
+  // Between nodes.
+  const NodeArea node_area_;
+  ArenaRange list_slot_;                               // where coalesced gathers land
+  std::shared_ptr<OperationState> list_user_;          // the last one
+  std::vector<std::shared_ptr<ArenaMemory>> regions_;  // by number; null: ended
+  int slotless_calls_to_skip_ = 0;                     // until the next look_for_slots()
   int slotless_pause_ = 0;
 
   std::atomic<int64_t> plan_count_{0};

@@ -31,8 +31,10 @@ Result<std::vector<PlanAnswer>> GroupImpl::vote_on(const std::vector<PlanRequest
   Result<uint64_t> sequence = next_sequence();
   if (!sequence.is_ok()) return sequence.status();
   record.sequence = sequence.value();
+  announce(record);
   context_.control->publish(record);
 
+  arena_.node_area_bytes = node_area_.bytes;
   arena_.has_area = staging_.memory != nullptr;  // a call may have made it since
   Result<std::vector<PlanBallot>> ballots = exchange(own_ballot(requests, prefetch_depth), record);
   PlanDecision decision;
@@ -42,7 +44,10 @@ Result<std::vector<PlanAnswer>> GroupImpl::vote_on(const std::vector<PlanRequest
     decision = decide(ballots.value(), arena_);
   }
   Status error = ballots.is_ok() ? decision.error : ballots.status();
+  if (error.is_ok()) error = drop_regions();
   if (error.is_ok()) error = make_arena(decision);
+  if (error.is_ok()) error = drop_regions();
+  if (error.is_ok() && context_.spans_nodes()) context_.network().end(rail_operation_of(record));
   if (error.kind() == ErrorKind::kUnsupported) {
     // A rank has no memory for it: every rank got this answer.
     for (PlanAnswer& answer : decision.answers) {
@@ -132,8 +137,7 @@ Result<std::vector<PlanBallot>> GroupImpl::exchange(const PlanBallot& ballot,
 
 Result<std::shared_ptr<ArenaMemory>> GroupImpl::make_memory(int64_t bytes) {
   if (bytes == 0) return std::shared_ptr<ArenaMemory>();
-  Result<std::shared_ptr<ArenaMemory>> created =
-      ArenaMemory::create(context_.fabric(), bytes, deadline(), arena_bytes_);
+  Result<std::shared_ptr<ArenaMemory>> created = create_memory(bytes, true);
   if (created.is_ok() || is_no_refusal(created.status())) return created;
   return Status(ErrorKind::kUnsupported, created.status().message());
 }

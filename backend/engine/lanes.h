@@ -1,7 +1,9 @@
 // The threads of a group over a blocking fabric. Which lane runs which queue:
 //
 //   kGather   own, gather_push, unpack, arrive of every gather
-//   kReduce   reduce_push, sum of every reduce
+//   kReduce   reduce_push, sum, unpack, combine of every reduce
+//   kGatherRail, kReduceRail
+//             rail, reduce_rail: between nodes, so that no push or sum waits behind the network
 //   kMove     Slot-Reuse's copies of gradients into the vacated slot: gradients are free although
 //             the reduces before them still run
 //

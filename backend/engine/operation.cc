@@ -160,6 +160,16 @@ WaitingFor OperationState::waiting() const {
           static_cast<uint32_t>(word)};
 }
 
+void OperationState::set_rail_wait(const std::optional<RailWait>& wait) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  rail_wait_ = wait;
+}
+
+std::optional<RailWait> OperationState::rail_wait() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return rail_wait_;
+}
+
 void OperationState::add_wait(int from, uint64_t microseconds) {
   waited_.fetch_add(microseconds, std::memory_order_relaxed);
   const uint64_t word = microseconds << 24 | static_cast<uint64_t>(from);

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@
 #include "backend/layout/group_layout.h"
 #include "backend/plan/program.h"
 #include "transports/enqueuing_fabric.h"
+#include "transports/network.h"
 
 namespace tide {
 
@@ -51,6 +53,10 @@ struct Binding {
   ArenaRange slot;  // gather: where it lands
   ArenaRange staging;
   ArenaRange landing;
+  // Between nodes: the area of a reduce (`staging`) holds several spaces, at these offsets.
+  std::array<int64_t, kSpaceCount> space_offset = {};
+  // A list between nodes: from the slot to the caller's outputs, once all is there.
+  std::vector<CopyBlock> unpacks;
   DType output_dtype = DType::kBytes;
   AccumulateOptions options;
 
@@ -66,6 +72,13 @@ struct WaitingFor {
   int counter = -1;
   int from = 0;
   uint32_t value = 0;
+};
+
+// Where a rail's lane stands.
+struct RailWait {
+  int node = -1;
+  Event event;
+  int64_t amount = 0;
 };
 
 class OperationState final : public Operation {
@@ -112,6 +125,8 @@ class OperationState final : public Operation {
 
   void set_waiting(const WaitingFor& waiting);
   WaitingFor waiting() const;
+  void set_rail_wait(const std::optional<RailWait>& wait);
+  std::optional<RailWait> rail_wait() const;
 
   // Host time that its queues waited in all, and the rank of the longest wait. Zero and -1: none.
   struct Waited {
@@ -154,6 +169,7 @@ class OperationState final : public Operation {
   Status status_;
   Times times_;
   std::vector<std::function<void(const Status&)>> callbacks_;
+  std::optional<RailWait> rail_wait_;
 };
 
 }  // namespace tide

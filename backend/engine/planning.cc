@@ -148,12 +148,13 @@ std::string refusal(const std::vector<PlanBallot>& ballots, size_t index) {
 
 // Slot and staging of an accepted request. A leased slot must hold the packed slices of all ranks:
 // their alignment may take a little more than the places do, gradients of a wider type far more.
-void choose_memory(const PlanRequest& request, const GroupLayout& layout, PlanAnswer* answer) {
+void choose_memory(const PlanRequest& request, const GroupLayout& layout, bool leases,
+                   PlanAnswer* answer) {
   answer->slot_bytes = request.serve_gather ? layout.slot_bytes() : 0;
   answer->staging = Staging::kNone;
   if (!request.serve_reduce || layout.ranks() == 1) return;
   answer->staging = Staging::kArea;
-  if (!request.serve_gather || !request.may_lease) return;
+  if (!request.serve_gather || !request.may_lease || !leases) return;
   ReduceOptions options;
   for (int p = 0; p < layout.size(); ++p) {
     options.subset.push_back(p);
@@ -210,8 +211,11 @@ void size_arena(const std::vector<PlanBallot>& ballots, const ArenaState& arena,
     bytes += decision->new_shared_slots * decision->shared_slot_bytes;
   }
   decision->makes_area = area && !arena.has_area;
-  if (decision->makes_area)
-    bytes += 2 * static_cast<int64_t>(ballots.size()) * ballot.staging_slice_bytes;
+  if (decision->makes_area) {
+    bytes += arena.node_area_bytes > 0
+                 ? arena.node_area_bytes
+                 : 2 * static_cast<int64_t>(ballots.size()) * ballot.staging_slice_bytes;
+  }
   decision->new_bytes = bytes;
 }
 
@@ -329,7 +333,7 @@ PlanDecision decide(const std::vector<PlanBallot>& ballots, const ArenaState& ar
     answer.accepted = answer.reason.empty();
     if (answer.accepted) {
       const GroupLayout layout(first.requests[i].parameters, static_cast<int>(ballots.size()));
-      choose_memory(first.requests[i], layout, &answer);
+      choose_memory(first.requests[i], layout, arena.node_area_bytes == 0, &answer);
     }
     decision.answers.push_back(std::move(answer));
   }

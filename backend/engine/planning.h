@@ -29,10 +29,11 @@ Result<PlanBallot> decode(const std::string& bytes);
 struct ArenaState {
   int shared_slots = 0;
   int64_t shared_slot_bytes = 0;
-  bool shared_leased = false;  // a plan leases a shared slot
-  int prefetch_depth = -1;     // largest so far
-  bool has_area = false;       // of staging
-  int64_t freed_bytes = 0;     // by this vote's retirements: available beside what ballots say
+  bool shared_leased = false;   // a plan leases a shared slot
+  int prefetch_depth = -1;      // largest so far
+  bool has_area = false;        // of staging
+  int64_t node_area_bytes = 0;  // of a group that spans nodes: its staging is always this area
+  int64_t freed_bytes = 0;      // by this vote's retirements: available beside what ballots say
 };
 
 struct PlanDecision {

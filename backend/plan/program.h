@@ -94,6 +94,7 @@ enum class Space : uint8_t {
   kBlock,    // arena: of a batch's sources, the blocks that this rank adds
   kTotal,    // sums over the batches so far; one area
 };
+inline constexpr int kSpaceCount = 10;
 
 enum class Op : uint8_t {
   // Pieces of `shard`, from -> to at `peer` (kSelf: own memory; kAllPeers: multicast).

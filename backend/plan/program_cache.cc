@@ -13,13 +13,29 @@ uint64_t hash_of(const GatherOptions& options) {
   return hash_combine(hash, static_cast<uint64_t>(options.landing_slice_bytes));
 }
 
+uint64_t hash_of(const std::vector<int>& subset, const std::vector<DType>& dtypes, uint64_t hash) {
+  for (int parameter : subset) hash = hash_combine(hash, static_cast<uint64_t>(parameter));
+  for (DType dtype : dtypes) hash = hash_combine(hash, static_cast<uint64_t>(dtype));
+  return hash;
+}
+
 uint64_t hash_of(const ReduceOptions& options) {
   uint64_t hash = hash_combine(kHashSeed, static_cast<uint64_t>(options.areas));
   hash = hash_combine(hash, static_cast<uint64_t>(options.staging_slice_bytes));
   hash = hash_combine(hash, static_cast<uint64_t>(options.sums));
-  for (int parameter : options.subset) hash = hash_combine(hash, static_cast<uint64_t>(parameter));
-  for (DType dtype : options.dtypes) hash = hash_combine(hash, static_cast<uint64_t>(dtype));
-  return hash;
+  return hash_of(options.subset, options.dtypes, hash);
+}
+
+uint64_t hash_of(const NodeGatherOptions& options) {
+  uint64_t hash = hash_combine(kHashSeed, static_cast<uint64_t>(options.schedule));
+  hash = hash_combine(hash, static_cast<uint64_t>(options.pacing));
+  hash = hash_combine(hash, static_cast<uint64_t>(options.head_bytes));
+  return hash_combine(hash, static_cast<uint64_t>(options.part_bytes));
+}
+
+uint64_t hash_of(const NodeReduceOptions& options) {
+  const uint64_t hash = hash_combine(kHashSeed, static_cast<uint64_t>(options.segment_bytes));
+  return hash_of(options.subset, options.dtypes, hash);
 }
 
 }  // namespace
@@ -42,6 +58,20 @@ std::shared_ptr<const Program> ProgramCache::reduce(const GroupLayout& layout,
   Key key{layout.hash(), options};
   if (std::shared_ptr<const Program> program = find(key)) return program;
   return keep(std::move(key), plan_reduce(layout, rank_, options));
+}
+
+std::shared_ptr<const Program> ProgramCache::node_gather(const GroupLayout& layout,
+                                                         const NodeGatherOptions& options) {
+  Key key{layout.hash(), options};
+  if (std::shared_ptr<const Program> program = find(key)) return program;
+  return keep(std::move(key), plan_node_gather(layout, *topology_, rank_, options));
+}
+
+std::shared_ptr<const Program> ProgramCache::node_reduce(const GroupLayout& layout,
+                                                         const NodeReduceOptions& options) {
+  Key key{layout.hash(), options};
+  if (std::shared_ptr<const Program> program = find(key)) return program;
+  return keep(std::move(key), plan_node_reduce(layout, *topology_, rank_, options));
 }
 
 std::shared_ptr<const Program> ProgramCache::find(const Key& key) {

@@ -13,16 +13,28 @@
 #include <variant>
 
 #include "backend/plan/gather_plan.h"
+#include "backend/plan/node_gather_plan.h"
+#include "backend/plan/node_reduce_plan.h"
 #include "backend/plan/reduce_plan.h"
 
 namespace tide {
 
+inline constexpr size_t kProgramsKept = 64;
+
 class ProgramCache {
  public:
-  explicit ProgramCache(int rank, size_t capacity = 64) : rank_(rank), capacity_(capacity) {}
+  // `topology` (kept, may be null): of a group that spans nodes.
+  explicit ProgramCache(int rank, size_t capacity = kProgramsKept,
+                        const Topology* topology = nullptr)
+      : rank_(rank), topology_(topology), capacity_(capacity) {}
 
   std::shared_ptr<const Program> gather(const GroupLayout& layout, const GatherOptions& options);
   std::shared_ptr<const Program> reduce(const GroupLayout& layout, const ReduceOptions& options);
+  // With a topology of at least two nodes.
+  std::shared_ptr<const Program> node_gather(const GroupLayout& layout,
+                                             const NodeGatherOptions& options);
+  std::shared_ptr<const Program> node_reduce(const GroupLayout& layout,
+                                             const NodeReduceOptions& options);
 
   size_t size() const { return entries_.size(); }
   uint64_t planned() const { return planned_; }  // how often a program was made since creation
@@ -30,7 +42,7 @@ class ProgramCache {
  private:
   struct Key {
     uint64_t layout_hash = 0;
-    std::variant<GatherOptions, ReduceOptions> options;
+    std::variant<GatherOptions, ReduceOptions, NodeGatherOptions, NodeReduceOptions> options;
     bool operator==(const Key&) const = default;
   };
   struct KeyHash {
@@ -46,6 +58,7 @@ class ProgramCache {
   std::shared_ptr<const Program> keep(Key key, Program program);
 
   int rank_;
+  const Topology* topology_;
   size_t capacity_;
   uint64_t planned_ = 0;
   std::list<Entry> entries_;  // most recently used first

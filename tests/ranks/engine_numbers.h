@@ -71,10 +71,24 @@ inline std::vector<std::vector<uint8_t>> make_gradients(const GroupLayout& layou
 }
 
 // What rank's shard of parameter p must hold after the reduce, as bytes of output_dtype. `before`:
-// what it held.
+// what it held. `sources`: the ranks of each node, in the order in which the nodes' sums are added;
+// empty: all ranks are one node.
 inline std::vector<uint8_t> expected_shard(const GroupLayout& layout, int p, int rank, DType dtype,
                                            DType output_dtype, const AccumulateOptions& options,
-                                           const std::vector<uint8_t>& before, int round = 0) {
+                                           const std::vector<uint8_t>& before, int round = 0,
+                                           std::vector<std::vector<int>> sources = {}) {
+  if (sources.empty()) {
+    sources.emplace_back();
+    for (int r = 0; r < layout.ranks(); ++r) sources[0].push_back(r);
+  }
+  const auto joined = [&](float sum, float next, bool is_first) {
+    if (is_first) return next;
+    if (options.op == ReduceOp::kSum) {
+      volatile float added = sum + next;  // volatile: no contraction, no reordering
+      return static_cast<float>(added);
+    }
+    return (options.op == ReduceOp::kMin) == (next < sum) ? next : sum;
+  };
   const Parameter& parameter = layout.parameter(p);
   std::vector<uint8_t> result = before;
   for (int64_t i = 0; i < parameter.shard_numel; ++i) {
@@ -83,23 +97,75 @@ inline std::vector<uint8_t> expected_shard(const GroupLayout& layout, int p, int
       if (!options.add_to_output) store(result.data(), i, output_dtype, 0.0f);
       continue;
     }
-    volatile float sum = 0;  // volatile: no contraction, no reordering
-    for (int r = 0; r < layout.ranks(); ++r) {
-      float slice = gradient_at(r, p, place, round);
-      if (dtype == DType::kBFloat16) slice = float_of_bf16(bf16_of(slice));
-      if (r == 0) {
-        sum = slice;
-      } else if (options.op == ReduceOp::kSum) {
-        sum = sum + slice;
-      } else {
-        sum = (options.op == ReduceOp::kMin) == (slice < sum) ? slice : static_cast<float>(sum);
+    volatile float sum = 0;
+    for (size_t source = 0; source < sources.size(); ++source) {
+      float partial = 0;
+      for (size_t k = 0; k < sources[source].size(); ++k) {
+        float slice = gradient_at(sources[source][k], p, place, round);
+        if (dtype == DType::kBFloat16) slice = float_of_bf16(bf16_of(slice));
+        partial = joined(partial, slice, k == 0);
       }
+      sum = joined(sum, partial, source == 0);
     }
     if (options.op == ReduceOp::kSum) sum = sum * static_cast<float>(options.scale);
     if (options.add_to_output) sum = load(before.data(), i, output_dtype) + sum;
     store(result.data(), i, output_dtype, sum);
   }
   return result;
+}
+
+// One reduce: which parameters have gradients, of which types, into what.
+struct ReduceCase {
+  std::vector<int> subset;
+  std::vector<DType> dtypes;  // by parameter, kBytes without a gradient
+  DType output_dtype = DType::kFloat32;
+  AccumulateOptions options;
+  bool slot_reuse = false;
+};
+
+inline ReduceCall call_of(int plan, const ReduceCase& made,
+                          const std::vector<std::vector<uint8_t>>& gradients,
+                          std::vector<std::vector<uint8_t>>& outputs) {
+  ReduceCall call;
+  call.plan = plan;
+  for (const int p : made.subset) {
+    call.parameters.push_back(p);
+    call.gradient_dtypes.push_back(made.dtypes[p]);
+    call.gradients.push_back(gradients[p].data());
+    call.outputs.push_back(outputs[p].data());
+  }
+  call.output_dtype = made.output_dtype;
+  call.options = made.options;
+  call.slot_reuse = made.slot_reuse;
+  return call;
+}
+
+inline ReduceCase random_case(std::mt19937& random, const GroupLayout& layout) {
+  ReduceCase made;
+  const bool mixed = random() % 3 == 0;
+  for (int p = 0; p < layout.size(); ++p) {
+    const bool has_gradient = random() % 5 != 0;
+    const bool wide = mixed && random() % 2 == 0;
+    made.dtypes.push_back(!has_gradient ? DType::kBytes
+                          : wide        ? DType::kFloat32
+                                        : DType::kBFloat16);
+    if (has_gradient) made.subset.push_back(p);
+  }
+  made.output_dtype = random() % 2 == 0 ? DType::kFloat32 : DType::kBFloat16;
+  made.options.scale = random() % 2 == 0 ? 1.0 : 1.0 / layout.ranks();
+  made.options.add_to_output = random() % 3 == 0;
+  return made;
+}
+
+inline std::vector<std::vector<uint8_t>> make_outputs(const GroupLayout& layout, DType dtype) {
+  std::vector<std::vector<uint8_t>> outputs;
+  for (int p = 0; p < layout.size(); ++p) {
+    outputs.emplace_back(static_cast<size_t>(layout.parameter(p).shard_numel * dtype_bytes(dtype)));
+    for (int64_t i = 0; i < layout.parameter(p).shard_numel; ++i) {
+      store(outputs.back().data(), i, dtype, static_cast<float>(i % 7) - 3.0f);
+    }
+  }
+  return outputs;
 }
 
 }  // namespace tide::testing

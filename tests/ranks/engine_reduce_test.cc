@@ -4,59 +4,7 @@
 namespace tide::testing {
 namespace {
 
-struct Case {
-  std::vector<int> subset;
-  std::vector<DType> dtypes;  // by parameter, kBytes without a gradient
-  DType output_dtype = DType::kFloat32;
-  AccumulateOptions options;
-  bool slot_reuse = false;
-};
-
-ReduceCall call_of(int plan, const Case& made, const std::vector<std::vector<uint8_t>>& gradients,
-                   std::vector<std::vector<uint8_t>>& outputs) {
-  ReduceCall call;
-  call.plan = plan;
-  for (const int p : made.subset) {
-    call.parameters.push_back(p);
-    call.gradient_dtypes.push_back(made.dtypes[p]);
-    call.gradients.push_back(gradients[p].data());
-    call.outputs.push_back(outputs[p].data());
-  }
-  call.output_dtype = made.output_dtype;
-  call.options = made.options;
-  call.slot_reuse = made.slot_reuse;
-  return call;
-}
-
-Case random_case(std::mt19937& random, const GroupLayout& layout) {
-  Case made;
-  const bool mixed = random() % 3 == 0;
-  for (int p = 0; p < layout.size(); ++p) {
-    const bool has_gradient = random() % 5 != 0;
-    const bool wide = mixed && random() % 2 == 0;
-    made.dtypes.push_back(!has_gradient ? DType::kBytes
-                          : wide        ? DType::kFloat32
-                                        : DType::kBFloat16);
-    if (has_gradient) made.subset.push_back(p);
-  }
-  made.output_dtype = random() % 2 == 0 ? DType::kFloat32 : DType::kBFloat16;
-  made.options.scale = random() % 2 == 0 ? 1.0 : 1.0 / layout.ranks();
-  made.options.add_to_output = random() % 3 == 0;
-  return made;
-}
-
-std::vector<std::vector<uint8_t>> make_outputs(const GroupLayout& layout, DType dtype) {
-  std::vector<std::vector<uint8_t>> outputs;
-  for (int p = 0; p < layout.size(); ++p) {
-    outputs.emplace_back(static_cast<size_t>(layout.parameter(p).shard_numel * dtype_bytes(dtype)));
-    for (int64_t i = 0; i < layout.parameter(p).shard_numel; ++i) {
-      store(outputs.back().data(), i, dtype, static_cast<float>(i % 7) - 3.0f);
-    }
-  }
-  return outputs;
-}
-
-void check_outputs(const GroupLayout& layout, int rank, const Case& made,
+void check_outputs(const GroupLayout& layout, int rank, const ReduceCase& made,
                    const std::vector<std::vector<uint8_t>>& outputs, int round) {
   const auto before = make_outputs(layout, made.output_dtype);
   for (int p = 0; p < layout.size(); ++p) {
@@ -95,7 +43,7 @@ void run_planned(int ranks, Mode mode) {
       for (int p = 0; p < layout.size(); ++p)
         EXPECT_EQ(wrong_bytes(layout, p, started.value().places[p]), 0);
       TIDE_ASSERT_OK(group.vacate(0));
-      Case made = random_case(random, layout);
+      ReduceCase made = random_case(random, layout);
       made.slot_reuse = mode == Mode::kSlotReuse;
       auto gradients = make_gradients(layout, rank, made.dtypes, round);
       auto outputs = make_outputs(layout, made.output_dtype);
@@ -131,7 +79,7 @@ TEST(EngineReduce, ListsEqualTheReference) {
         auto layout = std::make_shared<GroupLayout>(
             random_parameters(random, ranks, 8, {wide ? DType::kFloat32 : DType::kBFloat16}),
             ranks);
-        Case made;
+        ReduceCase made;
         made.dtypes.assign(static_cast<size_t>(layout->size()),
                            wide ? DType::kFloat32 : DType::kBFloat16);
         made.output_dtype = made.dtypes[0];
@@ -155,7 +103,7 @@ TEST(EngineReduce, MinAndMaxOfLists) {
       std::mt19937 random(60);
       auto layout =
           std::make_shared<GroupLayout>(random_parameters(random, 4, 5, {DType::kFloat32}), 4);
-      Case made;
+      ReduceCase made;
       made.dtypes.assign(5, DType::kFloat32);
       made.options.op = op;
       const auto gradients = make_gradients(*layout, rank, made.dtypes);
