@@ -30,11 +30,13 @@ uint64_t hash_of(const NodeGatherOptions& options) {
   uint64_t hash = hash_combine(kHashSeed, static_cast<uint64_t>(options.schedule));
   hash = hash_combine(hash, static_cast<uint64_t>(options.pacing));
   hash = hash_combine(hash, static_cast<uint64_t>(options.head_bytes));
-  return hash_combine(hash, static_cast<uint64_t>(options.part_bytes));
+  hash = hash_combine(hash, static_cast<uint64_t>(options.part_bytes));
+  return hash_combine(hash, static_cast<uint64_t>(options.landing_slice_bytes));
 }
 
 uint64_t hash_of(const NodeReduceOptions& options) {
-  const uint64_t hash = hash_combine(kHashSeed, static_cast<uint64_t>(options.segment_bytes));
+  uint64_t hash = hash_combine(kHashSeed, static_cast<uint64_t>(options.segment_bytes));
+  hash = hash_combine(hash, options.read_add ? 1 : 0);
   return hash_of(options.subset, options.dtypes, hash);
 }
 
