@@ -77,10 +77,19 @@ void EngineContext::note_wait(OperationState& operation, const char* cause, int 
 }
 
 void EngineContext::break_group(const Status& reason, bool tell_peers) {
-  // Fabrics and plans know no group: their messages get its name here.
-  const bool is_located = reason.message().find("group '") != std::string::npos;
+  // Fabrics and plans know no group, and a network knows nodes alone: their messages get the
+  // group's name and the ranks of the rail here.
+  const bool is_networks = network_ && reason.message().starts_with("node ");
+  const bool is_located = !is_networks && reason.message().find("group '") != std::string::npos;
+  std::string text = where();
+  if (is_networks) {
+    for (int node = 0; node < topology_->nodes(); ++node) {
+      text += (node == 0 ? ", on the rail of rank " : ", rank ") +
+              std::to_string(topology_->rank(node, topology_->local(rank())));
+    }
+  }
   const Status located =
-      is_located ? reason : Status(reason.kind(), where() + ": " + reason.message());
+      is_located ? reason : Status(reason.kind(), text + ": " + reason.message());
   if (!failure.set(located)) return;
   fabric_->wake_all();
   if (tell_peers) fabric_->fail(located);
