@@ -107,8 +107,9 @@ TEST(EngineNodesFailure, AbortOnOneRankEndsAllNodesWithItsReason) {
       group.abort(Status(ErrorKind::kInvalidUse, "the script has had enough"));
       return;
     }
+    // A rank that the reason reaches late may first see that a node which had it has left.
     EXPECT_THAT(gather_until_broken(group, 0, shard).message(),
-                HasSubstr("the script has had enough"));
+                AnyOf(HasSubstr("the script has had enough"), HasSubstr("has finished and left")));
   });
 }
 
