@@ -93,7 +93,7 @@ TEST(EngineNodesFailure, ABlackHoleEndsByTheDeadlineNamingRoundNodeAndRank) {
                                 "(rank " +
                                 std::to_string(world.topology.rank(1, world.topology.local(rank))) +
                                 "), wanted 2000, got 0"),
-                      HasSubstr("failed"))));
+                      HasSubstr("failed"), HasSubstr("node 1 reported: timeout"))));
     }
     EXPECT_FALSE(status.is_ok());
   });
