@@ -102,9 +102,7 @@ void ControlPage::publish(const CallRecord& record) {
   words[7].store(record.scale_bits, std::memory_order_release);
   words[8].store(record.tensors, std::memory_order_release);
   words[9].store(record.bytes, std::memory_order_release);
-  const RefusedCall refused = last_refusal(rank_);
-  words[10].store(refused.sequence == record.sequence ? refused.count : 0,
-                  std::memory_order_release);
+  words[10].store(own_refusals(record.sequence), std::memory_order_release);
   words[0].store(record.sequence + 1, std::memory_order_release);
   this->words(rank_, kCallsWord)->store(record.sequence + 1, std::memory_order_release);
 }
@@ -141,9 +139,8 @@ uint64_t ControlPage::calls(int rank) const {
 }
 
 void ControlPage::refuse(const std::string& reason) {
-  const RefusedCall before = last_refusal(rank_);
   const uint64_t sequence = calls(rank_);
-  const bool again = before.count > 0 && before.sequence == sequence;
+  const uint64_t before = own_refusals(sequence);
   Word* words = this->words(rank_, kFirstRefusal);
   words[0].store(0, std::memory_order_relaxed);
   const size_t bytes = std::min<size_t>(reason.size(), kRefusalBytes);
@@ -156,7 +153,12 @@ void ControlPage::refuse(const std::string& reason) {
     store(words[4 + at / sizeof(piece)], piece);
   }
   // Other side: last_refusal(). Who reads two refusals mixed has a torn sentence, no more.
-  words[0].store(again ? before.count + 1 : 1, std::memory_order_release);
+  words[0].store(before + 1, std::memory_order_release);
+}
+
+uint64_t ControlPage::own_refusals(uint64_t sequence) const {
+  const Word* words = this->words(rank_, kFirstRefusal);
+  return load(words[1]) == sequence ? load(words[0]) : 0;
 }
 
 ControlPage::RefusedCall ControlPage::last_refusal(int rank) const {

@@ -153,6 +153,8 @@ class ControlPage {
   using Word = std::atomic<uint64_t>;
   Word* words(int rank, int64_t first) const;
   int64_t record_words(uint64_t sequence) const;
+  // Calls of this sequence that this rank has refused.
+  uint64_t own_refusals(uint64_t sequence) const;
   int64_t table_words(Direction direction) const;
 
   std::shared_ptr<Window> window_;

@@ -63,9 +63,13 @@ std::string EngineContext::describe(const OperationState& operation) const {
 
 std::string EngineContext::describe_event(int node, const Event& event, int64_t amount) const {
   return std::string(event_kind_name(event.kind)) + " of round " + std::to_string(event.round) +
-         ", part " + std::to_string(event.part) + " from node " + std::to_string(node) + " (rank " +
-         std::to_string(topology_->rank(node, topology_->local(rank()))) + "), wanted " +
+         ", part " + std::to_string(event.part) + " from " + rail_peer(node) + ", wanted " +
          std::to_string(amount) + ", got " + std::to_string(network_->count(node, event));
+}
+
+std::string EngineContext::rail_peer(int node) const {
+  return "node " + std::to_string(node) + " (rank " +
+         std::to_string(topology_->rank(node, topology_->local(rank()))) + ")";
 }
 
 void EngineContext::note_wait(OperationState& operation, const char* cause, int from,
@@ -76,24 +80,17 @@ void EngineContext::note_wait(OperationState& operation, const char* cause, int 
   wait_times.add(operation, cause, from, microseconds);
 }
 
-void EngineContext::break_group(const Status& reason, bool tell_peers) {
-  // Fabrics and plans know no group, and a network knows nodes alone: their messages get the
-  // group's name and the ranks of the rail here.
-  const bool is_networks = network_ && reason.message().starts_with("node ");
-  const bool is_located = !is_networks && reason.message().find("group '") != std::string::npos;
-  std::string text = where();
-  if (is_networks) {
-    for (int node = 0; node < topology_->nodes(); ++node) {
-      text += (node == 0 ? ", on the rail of rank " : ", rank ") +
-              std::to_string(topology_->rank(node, topology_->local(rank())));
-    }
-  }
+Status EngineContext::break_group(const Status& reason, bool tell_peers) {
+  // Fabrics and plans know no group: their messages get its name here.
+  const bool is_located = reason.message().find("group '") != std::string::npos;
   const Status located =
-      is_located ? reason : Status(reason.kind(), text + ": " + reason.message());
-  if (!failure.set(located)) return;
-  fabric_->wake_all();
-  if (tell_peers) fabric_->fail(located);
-  if (network_) network_->fail(located);  // also of a peer's failure: each rank has its own rail
+      is_located ? reason : Status(reason.kind(), where() + ": " + reason.message());
+  if (failure.set(located)) {
+    fabric_->wake_all();
+    if (tell_peers) fabric_->fail(located);
+    if (network_) network_->fail(located);  // also of a peer's failure: each rank has its own rail
+  }
+  return failure.status();
 }
 
 std::string EngineContext::running() {
@@ -111,9 +108,10 @@ std::string EngineContext::running() {
 }
 
 void EngineContext::peer_failed(int peer, const Status& reason) {
-  break_group(Status(ErrorKind::kPeerLost, where() + ": rank " + std::to_string(peer) + " failed" +
-                                               running() + ": " + reason.message()),
-              false);
+  (void)break_group(
+      Status(ErrorKind::kPeerLost, where() + ": rank " + std::to_string(peer) + " failed" +
+                                       running() + ": " + reason.message()),
+      false);
 }
 
 void EngineContext::node_failed(int node, const Status& reason) {
@@ -126,13 +124,13 @@ void EngineContext::node_failed(int node, const Status& reason) {
   }
   const ErrorKind kind =
       node >= 0 && reason.kind() != ErrorKind::kInvalidUse ? ErrorKind::kPeerLost : reason.kind();
-  break_group(Status(kind, text + running() + ": " + reason.message()), true);
+  (void)break_group(Status(kind, text + running() + ": " + reason.message()), true);
 }
 
 void EngineContext::wait_failed(const Status& reason) {
   // Agreement's and the check's sentences are complete.
   if (reason.kind() != ErrorKind::kTimeout || !control) {
-    break_group(reason, true);
+    (void)break_group(reason, true);
     return;
   }
   std::string calls;
@@ -140,7 +138,7 @@ void EngineContext::wait_failed(const Status& reason) {
     calls += (r == 0 ? "" : ", ") + std::string("rank ") + std::to_string(r) + " " +
              std::to_string(control->calls(r));
   }
-  break_group(
+  (void)break_group(
       Status(reason.kind(), reason.message() + "; calls made: " + calls +
                                 " (a rank with fewer is stopped, slow or has left one out)"),
       true);

@@ -67,12 +67,14 @@ class EngineContext {
   std::string describe(const OperationState& operation) const;
   // "arrival of round 1, part 0 from node 2 (rank 5), wanted 4096, got 0".
   std::string describe_event(int node, const Event& event, int64_t amount) const;
+  // "node 2 (rank 5)": the peer on this rank's rail.
+  std::string rail_peer(int node) const;
   // A wait on the host has ended that began at `begin`.
   void note_wait(OperationState& operation, const char* cause, int from, Clock::time_point begin);
 
   // The first error breaks the group: kept, own waits end, peers are told (not when a peer's own
-  // failure is the reason). Any thread.
-  void break_group(const Status& reason, bool tell_peers);
+  // failure is the reason). Returns what broke it, now or before. Any thread.
+  Status break_group(const Status& reason, bool tell_peers);
   // The fabric's listener.
   void peer_failed(int peer, const Status& reason);
   // The network's listener.

@@ -62,13 +62,10 @@ void EnqueuingExecutor::run(const std::shared_ptr<OperationState>& operation, vo
   operation->lane_started();
   Status status = enqueue(operation, user_stream, queues);
   if (!status.is_ok()) {
-    const Status broken = context_->failure.status();
-    if (broken.is_ok()) {
-      context_->break_group(Status(status.kind(), context_->where() + ": " + operation->name() +
-                                                      ": " + status.message()),
-                            true);
-    }
-    status = context_->failure.status();
+    status =
+        context_->break_group(Status(status.kind(), context_->where() + ": " + operation->name() +
+                                                        ": " + status.message()),
+                              true);
   }
   complete(operation, queues, status);
 }
@@ -137,24 +134,8 @@ Status EnqueuingExecutor::move(const Binding& binding, const std::vector<int>& q
 
 Status EnqueuingExecutor::run_step(const std::shared_ptr<OperationState>& operation,
                                    const Step& step) {
-  const Binding& binding = operation->binding();
-  const Program& program = *binding.program;
-  const int counter = static_cast<int>(step.counter);
-  switch (step.op) {
-    case Op::kCopy:
-      return copy(binding, program, step);
-    case Op::kCast:
-      return cast(binding, program, step);
-    case Op::kAccumulate:
-      return accumulate(binding, program, step);
-    case Op::kSignal:
-      return signal(static_cast<int>(step.queue), counter, step.peer,
-                    binding.base[counter] + step.value);
-    case Op::kWait:
-      return wait(operation, step);
-    default:
-      return Status(ErrorKind::kInternal, "a program between nodes reached the queues of one node");
-  }
+  if (step.op == Op::kWait) return wait(operation, step);
+  return issue(operation->binding(), *operation->binding().program, step);
 }
 
 Status EnqueuingExecutor::wait(const std::shared_ptr<OperationState>& operation, const Step& step) {
@@ -198,10 +179,7 @@ void EnqueuingExecutor::complete(const std::shared_ptr<OperationState>& operatio
     Status end = status.is_ok() && !clean ? context->failure.status() : status;
     if (end.is_ok()) {
       const Status differs = differences(*context, *operation, layout.get());
-      if (!differs.is_ok()) {
-        context->break_group(differs, true);
-        end = context->failure.status();
-      }
+      if (!differs.is_ok()) end = context->break_group(differs, true);
     }
     operation->lane_done(end);
   };
@@ -217,12 +195,13 @@ void EnqueuingExecutor::complete(const std::shared_ptr<OperationState>& operatio
     unmarked += streams_->mark(queue, std::move(mark)).is_ok() ? 0 : 1;
   }
   if (unmarked == 0) return;
-  const Status reason(ErrorKind::kCuda, context_->where() + ": " + operation->name() +
-                                            ": its end cannot be enqueued");
-  context_->break_group(reason, true);
+  const Status broken =
+      context_->break_group(Status(ErrorKind::kCuda, context_->where() + ": " + operation->name() +
+                                                         ": its end cannot be enqueued"),
+                            true);
   // Queues may go on reading and writing what is bound here: it is kept until they are gone.
   kept_.push_back(operation->binding());
-  for (; unmarked > 0; --unmarked) operation->lane_done(context_->failure.status());
+  for (; unmarked > 0; --unmarked) operation->lane_done(broken);
 }
 
 }  // namespace tide

@@ -112,7 +112,22 @@ Status Executor::run_program(OperationState& operation, const Program& program, 
 }
 
 Status Executor::run_step(const Binding& binding, const Program& program, const Step& step) {
-  const int queue = static_cast<int>(step.queue);
+  switch (step.op) {
+    case Op::kWait: {
+      const int counter = static_cast<int>(step.counter);
+      const int from = step.peer == kSelf ? context_->rank() : step.peer;
+      return wait(static_cast<int>(step.queue), counter, from, binding.base[counter] + step.value);
+    }
+    case Op::kArrive:
+      return arrive(step);
+    case Op::kDrain:
+      return drain();
+    default:
+      return issue(binding, program, step);
+  }
+}
+
+Status Executor::issue(const Binding& binding, const Program& program, const Step& step) {
   const int counter = static_cast<int>(step.counter);
   switch (step.op) {
     case Op::kCopy:
@@ -120,14 +135,10 @@ Status Executor::run_step(const Binding& binding, const Program& program, const 
     case Op::kCast:
       return cast(binding, program, step);
     case Op::kAccumulate:
-      return program.nodes() > 1 ? accumulate_partial(binding, program, step)
-                                 : accumulate(binding, program, step);
+      return accumulate(binding, program, step);
     case Op::kSignal:
-      return signal(queue, counter, step.peer, binding.base[counter] + step.value);
-    case Op::kWait: {
-      const int from = step.peer == kSelf ? context_->rank() : step.peer;
-      return wait(queue, counter, from, binding.base[counter] + step.value);
-    }
+      return signal(static_cast<int>(step.queue), counter, step.peer,
+                    binding.base[counter] + step.value);
     case Op::kCombine:
       return combine(binding, program, step);
     case Op::kReadAdd:
@@ -136,15 +147,13 @@ Status Executor::run_step(const Binding& binding, const Program& program, const 
     case Op::kPut:
       return put(binding, program, step);
     case Op::kConfirm:
-      return context_->network().signal(
-          step.node, {EventKind::kConfirm, rail_operation(), step.round, step.part});
+      return tell(step.node, {EventKind::kConfirm, rail_operation(), step.round, step.part}, 1);
     case Op::kGrant:
-      return context_->network().signal(
-          step.node, {EventKind::kGrant, rail_operation(), step.round, step.part});
+      return tell(step.node, {EventKind::kGrant, rail_operation(), step.round, step.part}, 1);
+    case Op::kWait:
     case Op::kArrive:
-      return arrive(step);
     case Op::kDrain:
-      return drain();
+      break;  // they hold the queue up; run_step's
   }
   return Status(ErrorKind::kInternal, "unknown step");
 }

@@ -30,14 +30,9 @@ class Executor {
   Result<std::vector<int64_t>> meet_nodes(const CallRecord& record, int64_t word);
 
  protected:
-  // Steps that move, add and signal; the enqueuing executor's too.
-  Status copy(const Binding& binding, const Program& program, const Step& step);
-  Status cast(const Binding& binding, const Program& program, const Step& step);
-  Status accumulate(const Binding& binding, const Program& program, const Step& step);
-  Status signal(int queue, int counter, int peer, uint32_t value);
-  // Where a copy's piece lies.
-  Side side(const Binding& binding, const Program& program, const Step& step, bool is_to,
-            const Piece& piece) const;
+  // A step that holds its queue up for nothing: moves, sums, signals, puts. The enqueuing
+  // executor's too.
+  Status issue(const Binding& binding, const Program& program, const Step& step);
 
   EngineContext* const context_;
   Fabric* const fabric_;
@@ -60,15 +55,24 @@ class Executor {
   Status resolve_peer_outputs(const Binding& binding);
   Status unpack(const Binding& binding);
 
+  // executor_moves.cc
+  Status copy(const Binding& binding, const Program& program, const Step& step);
+  Status cast(const Binding& binding, const Program& program, const Step& step);
+  Status accumulate(const Binding& binding, const Program& program, const Step& step);
+  Status signal(int queue, int counter, int peer, uint32_t value);
+  // Where a copy's piece lies.
+  Side side(const Binding& binding, const Program& program, const Step& step, bool is_to,
+            const Piece& piece) const;
+
   // Of programs between nodes (executor_nodes.cc).
   Status put(const Binding& binding, const Program& program, const Step& step);
   void add_shards(const Binding& binding, const Program& program, const Step& step, Put* put);
   void add_landed(const Binding& binding, const Program& program, const Step& step, Put* put);
   void add_partial_sums(const Binding& binding, const Program& program, const Step& step, Put* put);
+  Status tell(int node, const Event& event, int64_t amount);
   Status arrive(const Step& step);
   Status arrive(int node, const Event& event, int64_t amount);
   Status drain();
-  Status accumulate_partial(const Binding& binding, const Program& program, const Step& step);
   Status combine(const Binding& binding, const Program& program, const Step& step);
   Status explain_rail(const Status& status, const std::string& what) const;
   // The operation's number on the network.

@@ -106,52 +106,62 @@ Status Executor::cast(const Binding& binding, const Program& program, const Step
   return Status::ok();
 }
 
+// The sources' slices in their order, the own one straight from the gradient. Between nodes this is
+// the first of two levels: the sources are the node's ranks, and scale, output type and padding
+// come with the second (combine).
 Status Executor::accumulate(const Binding& binding, const Program& program, const Step& step) {
   const GroupLayout& layout = *binding.layout;
   const int own = context_->rank();
-  const int queue = static_cast<int>(step.queue);
+  const bool is_partial = step.to != Space::kOutput;
+  const int sources = program.locals();
+  const int own_source = is_partial ? context_->topology().local(own) : own;
+  const AccumulateOptions options = is_partial ? without_scale(binding.options) : binding.options;
   size_t used = 0;  // of sums_, whose blocks keep their slices' memory
   uint64_t summed = 0;
   const auto flush = [&] {
     const size_t count = std::exchange(used, 0);
     if (count == 0) return Status::ok();
-    return fabric_->accumulate(queue, sums_.data(), static_cast<int>(count), binding.options);
+    return fabric_->accumulate(static_cast<int>(step.queue), sums_.data(), static_cast<int>(count),
+                               options);
   };
   for (int i = step.first_piece; i < step.last_piece; ++i) {
     const Piece& piece = program.pieces[i];
     const int p = piece.parameter;
-    const int64_t valid =
-        std::clamp<int64_t>(layout.valid_numel(p, own) - piece.begin, 0, piece.numel);
-    const int64_t slice_bytes = dtype_bytes(binding.gradient_dtypes[p]);
-    const int64_t output_bytes = dtype_bytes(binding.output_dtype);
+    const int64_t moved = moved_numel(layout, piece, step.shard);
+    const int64_t padding = is_partial ? 0 : piece.numel - moved;
+    const DType slice_dtype = binding.gradient_dtypes[p];
+    const int64_t slice_bytes = dtype_bytes(slice_dtype);
+    const int64_t output_bytes = is_partial ? element_bytes(binding, program, step.to, p)
+                                            : dtype_bytes(binding.output_dtype);
     const char* gradient = static_cast<const char*>(binding.gradients[p]);
+    const Side output = side(binding, program, step, true, piece);
     Block blocks[3];
-    int count = layout.blocks(p, own, piece.begin, valid, blocks);
-    if (count == 0 && piece.numel > 0)
-      blocks[count++] = Block{piece.begin, 0, 1, 0, 0, 0};  // padding alone
+    int count = piece_blocks(layout, piece, step.shard, blocks);
+    if (count == 0 && padding > 0) blocks[count++] = Block{piece.begin, 0, 1, 0, 0, 0};
     for (int b = 0; b < count; ++b) {
       for (int64_t row = 0; row < blocks[b].rows; ++row) {
-        if (used == sums_.size())
-          sums_.emplace_back().slices.resize(static_cast<size_t>(program.ranks));
+        if (used == sums_.size()) sums_.emplace_back();
         AccumulateBlock& sum = sums_[used++];
         const int64_t shard_begin = blocks[b].shard_begin + row * blocks[b].shard_pitch;
         const int64_t place_begin = blocks[b].place_begin + row * blocks[b].place_pitch;
-        for (int rank = 0; rank < program.ranks; ++rank) {
-          sum.slices[rank] = rank == own ? gradient + place_begin * slice_bytes
-                                         : slice_side(binding, program, Space::kStaging, own,
-                                                      step.area, rank, piece)
-                                                   .base +
-                                               (shard_begin - piece.begin) * slice_bytes;
+        sum.slices.resize(static_cast<size_t>(sources));
+        for (int source = 0; source < sources; ++source) {
+          sum.slices[static_cast<size_t>(source)] =
+              source == own_source ? gradient + place_begin * slice_bytes
+                                   : slice_side(binding, program, Space::kStaging, own, step.area,
+                                                step.slice + source, piece)
+                                             .base +
+                                         (shard_begin - piece.begin) * slice_bytes;
         }
-        sum.output = static_cast<char*>(binding.outputs[p]) + shard_begin * output_bytes;
+        sum.output = output.base + (shard_begin - output.origin) * output_bytes;
         sum.numel = blocks[b].row_numel;
-        sum.pad_numel = b + 1 == count && row + 1 == blocks[b].rows ? piece.numel - valid : 0;
-        sum.slice_dtype = binding.gradient_dtypes[p];
-        sum.output_dtype = binding.output_dtype;
+        sum.pad_numel = b + 1 == count && row + 1 == blocks[b].rows ? padding : 0;
+        sum.slice_dtype = slice_dtype;
+        sum.output_dtype = is_partial ? partial_dtype(slice_dtype) : binding.output_dtype;
         if (used == batch_) TIDE_RETURN_IF_ERROR(flush());
       }
     }
-    summed += static_cast<uint64_t>(valid * slice_bytes * program.ranks);
+    summed += static_cast<uint64_t>(moved * slice_bytes * sources);
   }
   TIDE_RETURN_IF_ERROR(flush());
   context_->bytes_summed += summed;

@@ -37,12 +37,6 @@ EventKind event_kind_of(RailEvent event) {
   return EventKind::kArrival;
 }
 
-AccumulateOptions without_scale(const AccumulateOptions& options) {
-  AccumulateOptions partial;
-  partial.op = options.op;
-  return partial;
-}
-
 }  // namespace
 
 Status Executor::put(const Binding& binding, const Program& program, const Step& step) {
@@ -70,7 +64,17 @@ Status Executor::put(const Binding& binding, const Program& program, const Step&
                                             std::to_string(step.bytes));
   }
   context_->bytes_sent += static_cast<uint64_t>(bytes);
-  return context_->network().put(put);
+  const Status begun = context_->network().put(put);
+  if (begun.is_ok()) return begun;
+  return explain_rail(begun, "a put of round " + std::to_string(step.round) + " to " +
+                                 context_->rail_peer(step.node));
+}
+
+Status Executor::tell(int node, const Event& event, int64_t amount) {
+  const Status told = context_->network().signal(node, event, amount);
+  if (told.is_ok()) return told;
+  return explain_rail(
+      told, std::string(event_kind_name(event.kind)) + " to " + context_->rail_peer(node));
 }
 
 // Slots of all ranks are laid out alike, so a shard's place here is its place there.
@@ -113,9 +117,8 @@ void Executor::add_landed(const Binding& binding, const Program& program, const 
     const int64_t slice = slice_offset(binding, program, Space::kLanding, step.area, node);
     for (int j = step.first_piece; j < step.last_piece; ++j) {
       const Piece& piece = program.pieces[j];
-      const int64_t valid = layout.valid_numel(piece.parameter, shard) - piece.begin;
-      const int64_t bytes = std::clamp<int64_t>(valid, 0, piece.numel) *
-                            dtype_bytes(layout.parameter(piece.parameter).dtype);
+      const int64_t bytes =
+          moved_numel(layout, piece, shard) * dtype_bytes(layout.parameter(piece.parameter).dtype);
       add_segment(own + slice + piece.packed_offset,
                   binding.landing.offset + slice + piece.packed_offset, bytes, &put->segments);
     }
@@ -132,8 +135,7 @@ void Executor::add_partial_sums(const Binding& binding, const Program& program, 
     const int64_t to = slice_offset(binding, program, Space::kSeat, step.area, step.to_slice + k);
     for (int j = step.first_piece; j < step.last_piece; ++j) {
       const Piece& piece = program.pieces[j];
-      const int64_t valid = layout.valid_numel(piece.parameter, shard) - piece.begin;
-      const int64_t bytes = std::clamp<int64_t>(valid, 0, piece.numel) *
+      const int64_t bytes = moved_numel(layout, piece, shard) *
                             element_bytes(binding, program, Space::kPartial, piece.parameter);
       add_segment(own + from + piece.partial_offset,
                   binding.staging.offset + to + piece.partial_offset, bytes, &put->segments);
@@ -170,7 +172,7 @@ Result<std::vector<int64_t>> Executor::meet_nodes(const CallRecord& record, int6
   const Event event{EventKind::kConfirm, rail_operation(), 0, 0};
   std::vector<int64_t> words(static_cast<size_t>(network.nodes()), word);
   for (int node = 0; node < network.nodes(); ++node) {
-    if (node != network.node()) TIDE_RETURN_IF_ERROR(network.signal(node, event, word));
+    if (node != network.node()) TIDE_RETURN_IF_ERROR(tell(node, event, word));
   }
   for (int node = 0; node < network.nodes(); ++node) {
     if (node == network.node()) continue;
@@ -203,57 +205,6 @@ Status Executor::explain_rail(const Status& status, const std::string& what) con
   return Status(status.kind(), std::move(text));
 }
 
-// The slices of the node's ranks, local by local; the own one straight from the gradient.
-Status Executor::accumulate_partial(const Binding& binding, const Program& program,
-                                    const Step& step) {
-  const GroupLayout& layout = *binding.layout;
-  const int own = context_->rank();
-  const int locals = program.locals();
-  const int own_local = context_->topology().local(own);
-  const AccumulateOptions options = without_scale(binding.options);
-  size_t used = 0;  // of sums_, whose blocks keep their slices' memory
-  const auto flush = [&] {
-    const int count = static_cast<int>(std::exchange(used, 0));
-    return fabric_->accumulate(static_cast<int>(step.queue), sums_.data(), count, options);
-  };
-  for (int i = step.first_piece; i < step.last_piece; ++i) {
-    const Piece& piece = program.pieces[i];
-    const int p = piece.parameter;
-    const int64_t slice_bytes = element_bytes(binding, program, Space::kGradient, p);
-    const int64_t sum_bytes = element_bytes(binding, program, step.to, p);
-    const char* own_gradient = static_cast<const char*>(binding.gradients[p]);
-    const Side to = slice_side(binding, program, step.to, own, step.area, step.to_slice, piece);
-    Block blocks[3];
-    const int count = piece_blocks(layout, piece, step.shard, blocks);
-    for (int b = 0; b < count; ++b) {
-      for (int64_t row = 0; row < blocks[b].rows; ++row) {
-        if (used == sums_.size()) sums_.emplace_back();
-        AccumulateBlock& sum = sums_[used++];
-        const int64_t shard_begin = blocks[b].shard_begin + row * blocks[b].shard_pitch;
-        const int64_t place_begin = blocks[b].place_begin + row * blocks[b].place_pitch;
-        const int64_t at = shard_begin - piece.begin;
-        sum.slices.resize(static_cast<size_t>(locals));
-        for (int local = 0; local < locals; ++local) {
-          sum.slices[static_cast<size_t>(local)] =
-              local == own_local ? own_gradient + place_begin * slice_bytes
-                                 : slice_side(binding, program, Space::kStaging, own, step.area,
-                                              step.slice + local, piece)
-                                           .base +
-                                       at * slice_bytes;
-        }
-        sum.output = to.base + at * sum_bytes;
-        sum.numel = blocks[b].row_numel;
-        sum.pad_numel = 0;
-        sum.slice_dtype = binding.gradient_dtypes[p];
-        sum.output_dtype = partial_dtype(sum.slice_dtype);
-        context_->bytes_summed += static_cast<uint64_t>(sum.numel * slice_bytes * locals);
-        if (used == batch_) TIDE_RETURN_IF_ERROR(flush());
-      }
-    }
-  }
-  return used > 0 ? flush() : Status::ok();
-}
-
 // The sources' blocks behind the total of earlier batches. Scale, output type and padding come with
 // the last batch.
 Status Executor::combine(const Binding& binding, const Program& program, const Step& step) {
@@ -274,7 +225,7 @@ Status Executor::combine(const Binding& binding, const Program& program, const S
     for (int source = 0; source < step.shards; ++source) {
       sum.slices.push_back(at(Space::kBlock, step.area, step.slice + source * program.locals()));
     }
-    sum.numel = std::clamp<int64_t>(layout.valid_numel(p, own) - piece.begin, 0, piece.numel);
+    sum.numel = moved_numel(layout, piece, own);
     sum.slice_dtype = partial_dtype(binding.gradient_dtypes[p]);
     sum.output_dtype = is_last ? binding.output_dtype : sum.slice_dtype;
     sum.pad_numel = is_last ? piece.numel - sum.numel : 0;

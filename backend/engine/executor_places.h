@@ -31,6 +31,13 @@ inline DType partial_dtype(DType gradient) {
   return is_half ? DType::kFloat32 : gradient;
 }
 
+// What the first of two levels does of a sum.
+inline AccumulateOptions without_scale(const AccumulateOptions& options) {
+  AccumulateOptions partial;
+  partial.op = options.op;
+  return partial;
+}
+
 inline int64_t element_bytes(const Binding& binding, const Program& program, Space space, int p) {
   if (program.direction == Direction::kGather)
     return dtype_bytes(binding.layout->parameter(p).dtype);

@@ -171,22 +171,18 @@ Status GroupImpl::meet(CallRecord record, const Binding* call) {
 
 Status GroupImpl::agree_to_meet(const CallRecord& record, const GroupLayout* layout) {
   const Status met = caller_.meet(record, ++meetings_, layout);
-  if (!met.is_ok()) {
-    context_.break_group(met, true);
-    return context_.failure.status();
-  }
+  if (!met.is_ok()) return context_.break_group(met, true);
   std::optional<RefusedMeeting> refused;
   for (int rank = 0; rank < context_.ranks(); ++rank) {
     if (!context_.control->has_page(rank)) continue;
     CallRecord other;
     if (context_.control->read(rank, record.sequence, &other) != ControlPage::Found::kYes) {
       // It has met, and made a whole ring of calls without steps since: whether it refused is gone.
-      context_.break_group(
+      return context_.break_group(
           Status(ErrorKind::kInternal,
                  context_.where() + ": " + context_.agreement->describe(record) + ": rank " +
                      std::to_string(rank) + " is " + std::to_string(kRecords) + " calls ahead"),
           true);
-      return context_.failure.status();
     }
     if (other.refusal != Refusal::kNone && !refused) refused = {rank, other.refusal};
   }
@@ -215,10 +211,7 @@ Result<std::shared_ptr<ArenaMemory>> GroupImpl::meet_and_create(const CallRecord
   const Status reason(memory.status().kind(), context_.where() + ": " +
                                                   context_.agreement->describe(record) + ": " +
                                                   memory.status().message());
-  if (is_no_refusal(reason)) {
-    context_.break_group(reason, true);
-    return context_.failure.status();
-  }
+  if (is_no_refusal(reason)) return context_.break_group(reason, true);
   return Status(ErrorKind::kUnsupported, reason.message());
 }
 
@@ -278,8 +271,9 @@ void GroupImpl::close() {
   if (call_mutex_.is_held_here()) {
     // From a signal handler, below which the call still runs: it ends now, and the last owner
     // closes.
-    return context_.break_group(
+    (void)context_.break_group(
         Status(ErrorKind::kPeerLost, context_.where() + ": closed during a call"), true);
+    return;
   }
   std::lock_guard<std::mutex> lock(close_mutex_);
   if (closed_.exchange(true)) return;
@@ -290,8 +284,8 @@ void GroupImpl::close() {
     calls.try_lock();
   }
   if (!calls.owns_lock()) {
-    context_.break_group(Status(ErrorKind::kPeerLost, context_.where() + ": closed during a call"),
-                         true);
+    (void)context_.break_group(
+        Status(ErrorKind::kPeerLost, context_.where() + ": closed during a call"), true);
     calls.lock();
   }
   for (const std::shared_ptr<OperationState>& operation : flight_record_.in_flight()) {
@@ -301,7 +295,7 @@ void GroupImpl::close() {
       break;
   }
   if (!flight_record_.in_flight().empty()) {
-    context_.break_group(
+    (void)context_.break_group(
         Status(ErrorKind::kPeerLost, context_.where() + ": closed while operations were in flight"),
         true);
   }

@@ -113,7 +113,7 @@ class GroupImpl final : public Group {
   std::string flight_record() const override;
   std::string wait_times() const override { return context_.wait_times.to_json(); }
   void set_timeout(std::chrono::milliseconds timeout) override { context_.set_timeout(timeout); }
-  void abort(const Status& reason) override { context_.break_group(reason, true); }
+  void abort(const Status& reason) override { (void)context_.break_group(reason, true); }
   void close() override;
 
  private:

@@ -62,16 +62,17 @@ void GroupImpl::announce(const CallRecord& record) {
   if (!context_.spans_nodes()) return;
   const Status begun = context_.network().begin(rail_operation_of(record), hash_of_call(record),
                                                 context_.agreement->describe(record));
-  if (!begun.is_ok()) context_.break_group(begun, true);
+  if (begun.is_ok()) return;
+  (void)context_.break_group(
+      Status(begun.kind(), context_.where() + ": " + context_.agreement->describe(record) + ": " +
+                               begun.message()),
+      true);
 }
 
 Status GroupImpl::tell_nodes(const CallRecord& record, std::optional<RefusedMeeting>* refused) {
   if (!context_.spans_nodes()) return Status::ok();
   Result<std::vector<int64_t>> words = caller_.meet_nodes(record, word_of(*refused));
-  if (!words.is_ok()) {
-    context_.break_group(words.status(), true);
-    return context_.failure.status();
-  }
+  if (!words.is_ok()) return context_.break_group(words.status(), true);
   for (const int64_t word : words.value()) {
     const std::optional<RefusedMeeting> other = refused_by(word);
     if (other && (!*refused || other->rank < (*refused)->rank)) *refused = other;
@@ -107,8 +108,8 @@ Result<std::shared_ptr<ArenaMemory>> GroupImpl::create_memory(int64_t bytes, boo
   if (agreed.is_ok() && for_puts) regions_.push_back(created.value());
   if (agreed.is_ok()) return created;
   if (agreed.kind() == ErrorKind::kUnsupported) return agreed;
-  context_.break_group(agreed, true);  // other ranks may have heard something else
-  return Status(ErrorKind::kPeerLost, context_.failure.status().message());
+  // Other ranks may have heard something else.
+  return Status(ErrorKind::kPeerLost, context_.break_group(agreed, true).message());
 }
 
 // The nodes of a rail answer alike; rails may differ.

@@ -60,10 +60,9 @@ Result<std::vector<PlanAnswer>> GroupImpl::vote_on(const std::vector<PlanRequest
   if (!error.is_ok()) {
     // Agreement's sentence begins so by itself.
     const bool is_complete = error.message().rfind(context_.where(), 0) == 0;
-    context_.break_group(
+    return context_.break_group(
         is_complete ? error : Status(error.kind(), context_.where() + ": plan: " + error.message()),
         true);
-    return context_.failure.status();
   }
   arena_.prefetch_depth = std::max(arena_.prefetch_depth, prefetch_depth);
   adopt(requests, prefetch_depth, &decision);

@@ -11,9 +11,9 @@ void Lanes::submit(Lane lane, std::shared_ptr<OperationState> operation) {
   Worker& worker = workers_[static_cast<size_t>(lane)];
   const Status started = start(lane, worker);
   if (!started.is_ok()) {
-    context_->break_group(started, true);
+    const Status broken = context_->break_group(started, true);
     if (lane == Lane::kMove) operation->lane_moved();
-    return operation->lane_done(context_->failure.status());
+    return operation->lane_done(broken);
   }
   {
     std::lock_guard<std::mutex> lock(worker.mutex);
@@ -69,8 +69,7 @@ void Lanes::run(Lane lane, Executor& executor, const std::shared_ptr<OperationSt
   if (!status.is_ok()) {
     if (status.kind() == ErrorKind::kInternal)
       status = Status(status.kind(), operation->name() + ": " + status.message());
-    context_->break_group(status, true);
-    status = context_->failure.status();  // the first error ends every operation
+    status = context_->break_group(status, true);  // the first error ends every operation
   }
   context_->set_running(lane, nullptr);
   if (lane == Lane::kMove) operation->lane_moved();

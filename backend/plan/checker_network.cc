@@ -47,9 +47,7 @@ int64_t CheckerMemory::put_bytes(int index, int rank, const Step& step) const {
     const int shard = put_shard(index, rank, step, k);
     for (int i = step.first_piece; i < step.last_piece; ++i) {
       const Piece& piece = program.pieces[i];
-      const int64_t valid =
-          operation(index).layout->valid_numel(piece.parameter, shard) - piece.begin;
-      bytes += std::clamp<int64_t>(valid, 0, piece.numel) *
+      bytes += moved_numel(*operation(index).layout, piece, shard) *
                moved_element_bytes({index, &program, &step, &piece, {}});
     }
   }

@@ -75,9 +75,8 @@ class NodeGatherPlanner {
     int64_t bytes = 0;
     for (int i = first_piece(); i < last_piece(); ++i) {
       const Piece& piece = program_->pieces[i];
-      const int64_t valid = layout_.valid_numel(piece.parameter, rank) - piece.begin;
-      bytes += std::clamp<int64_t>(valid, 0, piece.numel) *
-               dtype_bytes(layout_.parameter(piece.parameter).dtype);
+      bytes +=
+          moved_numel(layout_, piece, rank) * dtype_bytes(layout_.parameter(piece.parameter).dtype);
     }
     return bytes;
   }

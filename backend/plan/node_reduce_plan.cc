@@ -121,10 +121,8 @@ class NodeReducePlanner {
     for (int k = 0; k < locals_; ++k) {
       for (int i = first_piece(turn, segment); i < last_piece(turn, segment); ++i) {
         const Piece& piece = cut_.pieces[i];
-        const int64_t valid =
-            layout_.valid_numel(piece.parameter, rank_of(target, k)) - piece.begin;
-        bytes +=
-            std::clamp<int64_t>(valid, 0, piece.numel) * partial_element_bytes(piece.parameter);
+        bytes += moved_numel(layout_, piece, rank_of(target, k)) *
+                 partial_element_bytes(piece.parameter);
       }
     }
     return bytes;

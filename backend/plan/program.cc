@@ -250,9 +250,14 @@ int Program::slices(Space space) const {
   }
 }
 
+int64_t moved_numel(const GroupLayout& layout, const Piece& piece, int shard) {
+  const int64_t left = layout.valid_numel(piece.parameter, shard) - piece.begin;
+  return std::clamp<int64_t>(left, 0, piece.numel);
+}
+
 int piece_blocks(const GroupLayout& layout, const Piece& piece, int shard, Block blocks[3]) {
-  const int64_t valid = layout.valid_numel(piece.parameter, shard) - piece.begin;
-  return layout.blocks(piece.parameter, shard, piece.begin, std::min(piece.numel, valid), blocks);
+  return layout.blocks(piece.parameter, shard, piece.begin, moved_numel(layout, piece, shard),
+                       blocks);
 }
 
 std::string to_string(const Step& step) {

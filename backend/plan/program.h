@@ -222,8 +222,9 @@ inline Queue rail_queue(Direction direction) {
   return direction == Direction::kGather ? Queue::kRail : Queue::kReduceRail;
 }
 
-// The rectangles of one piece of `shard` that move, without the shard's padding; as
-// GroupLayout::blocks.
+// Elements of one piece of `shard` that move: those before the shard's padding.
+int64_t moved_numel(const GroupLayout& layout, const Piece& piece, int shard);
+// The rectangles that they are; as GroupLayout::blocks.
 int piece_blocks(const GroupLayout& layout, const Piece& piece, int shard, Block blocks[3]);
 
 // One line a step, for messages and tests: "gather_push  wait gather_credit from 1 >= 1".

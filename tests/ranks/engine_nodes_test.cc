@@ -18,30 +18,6 @@ PlanRequest request_of(const std::string& name, const std::vector<Parameter>& pa
   return request;
 }
 
-void check_outputs(const GroupLayout& layout, const Topology& topology, int rank,
-                   const ReduceCase& made, const std::vector<std::vector<uint8_t>>& outputs,
-                   int round) {
-  const auto before = make_outputs(layout, made.output_dtype);
-  for (int p = 0; p < layout.size(); ++p) {
-    const auto expected =
-        made.dtypes[p] == DType::kBytes
-            ? before[p]
-            : expected_shard(layout, p, rank, made.dtypes[p], made.output_dtype, made.options,
-                             before[p], round, sources_of(topology, rank));
-    EXPECT_EQ(expected, outputs[p]) << "parameter " << p << " rank " << rank << " round " << round;
-  }
-}
-
-void gather_and_check(Group& group, int plan, int rank, const GroupLayout& layout) {
-  const auto shards = make_shards(layout, rank);
-  auto started = group.gather({plan, pointers(shards)});
-  TIDE_ASSERT_OK(started.status());
-  TIDE_ASSERT_OK(started.value().operation->wait());
-  for (int p = 0; p < layout.size(); ++p)
-    EXPECT_EQ(wrong_bytes(layout, p, started.value().places[p]), 0) << "rank " << rank;
-  TIDE_ASSERT_OK(group.vacate(plan));
-}
-
 // What one gather puts on the rail of `rank`: nothing twice to any node.
 uint64_t least_sent(const GroupLayout& layout, const Topology& topology) {
   uint64_t bytes = 0;
@@ -100,15 +76,9 @@ void run_reduces(Shape shape, bool slot_reuse) {
       gather_and_check(group, 0, rank, layout);
       ReduceCase made = random_case(random, layout);
       made.slot_reuse = slot_reuse;
-      auto gradients = make_gradients(layout, rank, made.dtypes, round);
       auto outputs = make_outputs(layout, made.output_dtype);
-      auto operation = group.reduce(call_of(0, made, gradients, outputs));
-      TIDE_ASSERT_OK(operation.status());
-      TIDE_ASSERT_OK(operation.value()->wait_read());
-      for (auto& gradient : gradients)
-        std::fill(gradient.begin(), gradient.end(), 0xff);  // read: free to change
-      TIDE_ASSERT_OK(operation.value()->wait());
-      check_outputs(layout, world.topology, rank, made, outputs, round);
+      reduce_and_wait(group, 0, layout, rank, made, round, &outputs);
+      check_outputs(layout, rank, made, outputs, round, sources_of(world.topology, rank));
     }
   });
 }
@@ -170,7 +140,8 @@ TEST(EngineNodes, TrainingStepsWithManyOperationsInFlight) {
         }
         for (int g = 0; g < kGroups; ++g) {
           TIDE_ASSERT_OK(reduces[g]->wait());
-          check_outputs(layouts[g], world.topology, rank, cases[g], outputs[g], step);
+          check_outputs(layouts[g], rank, cases[g], outputs[g], step,
+                        sources_of(world.topology, rank));
         }
       }
     });
@@ -210,7 +181,7 @@ TEST(EngineNodes, ListsGrowTheirSlotAndEqualTheReference) {
         TIDE_ASSERT_OK(reduce.value()->wait());
         for (int p = 0; p < gathered->size(); ++p)
           EXPECT_EQ(wrong_bytes(*gathered, p, places[p].data()), 0);
-        check_outputs(*layout, world.topology, rank, made, outputs, round);
+        check_outputs(*layout, rank, made, outputs, round, sources_of(world.topology, rank));
       }
       auto bytes =
           std::make_shared<GroupLayout>(random_parameters(random, ranks, 2, {DType::kInt8}), ranks);

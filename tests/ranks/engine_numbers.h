@@ -2,6 +2,7 @@
 // with the kernels.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -166,6 +167,44 @@ inline std::vector<std::vector<uint8_t>> make_outputs(const GroupLayout& layout,
     }
   }
   return outputs;
+}
+
+// One gather of all shards, bit-exact on this rank, and its slot given back.
+inline void gather_and_check(Group& group, int plan, int rank, const GroupLayout& layout) {
+  const auto shards = make_shards(layout, rank);
+  auto started = group.gather({plan, pointers(shards)});
+  TIDE_ASSERT_OK(started.status());
+  TIDE_ASSERT_OK(started.value().operation->wait());
+  for (int p = 0; p < layout.size(); ++p)
+    EXPECT_EQ(wrong_bytes(layout, p, started.value().places[p]), 0) << "rank " << rank;
+  TIDE_ASSERT_OK(group.vacate(plan));
+}
+
+// One reduce of fresh gradients, which are overwritten once they have been read.
+inline void reduce_and_wait(Group& group, int plan, const GroupLayout& layout, int rank,
+                            const ReduceCase& made, int round,
+                            std::vector<std::vector<uint8_t>>* outputs) {
+  auto gradients = make_gradients(layout, rank, made.dtypes, round);
+  auto operation = group.reduce(call_of(plan, made, gradients, *outputs));
+  TIDE_ASSERT_OK(operation.status());
+  TIDE_ASSERT_OK(operation.value()->wait_read());
+  for (auto& gradient : gradients)
+    std::fill(gradient.begin(), gradient.end(), 0xff);  // read: free to change
+  TIDE_ASSERT_OK(operation.value()->wait());
+}
+
+// `outputs` held what make_outputs() gives. `sources`: as expected_shard's.
+inline void check_outputs(const GroupLayout& layout, int rank, const ReduceCase& made,
+                          const std::vector<std::vector<uint8_t>>& outputs, int round,
+                          const std::vector<std::vector<int>>& sources = {}) {
+  const auto before = make_outputs(layout, made.output_dtype);
+  for (int p = 0; p < layout.size(); ++p) {
+    const auto expected = made.dtypes[p] == DType::kBytes
+                              ? before[p]
+                              : expected_shard(layout, p, rank, made.dtypes[p], made.output_dtype,
+                                               made.options, before[p], round, sources);
+    EXPECT_EQ(expected, outputs[p]) << "parameter " << p << " rank " << rank << " round " << round;
+  }
 }
 
 }  // namespace tide::testing

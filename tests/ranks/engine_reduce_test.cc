@@ -4,18 +4,6 @@
 namespace tide::testing {
 namespace {
 
-void check_outputs(const GroupLayout& layout, int rank, const ReduceCase& made,
-                   const std::vector<std::vector<uint8_t>>& outputs, int round) {
-  const auto before = make_outputs(layout, made.output_dtype);
-  for (int p = 0; p < layout.size(); ++p) {
-    const auto expected = made.dtypes[p] == DType::kBytes
-                              ? before[p]
-                              : expected_shard(layout, p, rank, made.dtypes[p], made.output_dtype,
-                                               made.options, before[p], round);
-    EXPECT_EQ(expected, outputs[p]) << "parameter " << p << " rank " << rank << " round " << round;
-  }
-}
-
 enum class Mode { kLeased, kArea, kSlotReuse };
 
 void run_planned(int ranks, Mode mode) {
@@ -35,24 +23,12 @@ void run_planned(int ranks, Mode mode) {
                             : mode == Mode::kLeased ? Staging::kLeased
                                                     : Staging::kArea;
     EXPECT_EQ(answers.value()[0].staging, staging);
-    const auto shards = make_shards(layout, rank);
     for (int round = 0; round < 6; ++round) {
-      auto started = group.gather({0, pointers(shards)});
-      TIDE_ASSERT_OK(started.status());
-      TIDE_ASSERT_OK(started.value().operation->wait());
-      for (int p = 0; p < layout.size(); ++p)
-        EXPECT_EQ(wrong_bytes(layout, p, started.value().places[p]), 0);
-      TIDE_ASSERT_OK(group.vacate(0));
+      gather_and_check(group, 0, rank, layout);
       ReduceCase made = random_case(random, layout);
       made.slot_reuse = mode == Mode::kSlotReuse;
-      auto gradients = make_gradients(layout, rank, made.dtypes, round);
       auto outputs = make_outputs(layout, made.output_dtype);
-      auto operation = group.reduce(call_of(0, made, gradients, outputs));
-      TIDE_ASSERT_OK(operation.status());
-      TIDE_ASSERT_OK(operation.value()->wait_read());
-      for (auto& gradient : gradients)
-        std::fill(gradient.begin(), gradient.end(), 0xff);  // read: free to change
-      TIDE_ASSERT_OK(operation.value()->wait());
+      reduce_and_wait(group, 0, layout, rank, made, round, &outputs);
       check_outputs(layout, rank, made, outputs, round);
     }
   });
