@@ -24,12 +24,6 @@ const char* device_type_of(const at::Tensor* tensor) {
   return tensor == nullptr || tensor->device().is_cpu() ? "cpu" : "cuda";
 }
 
-// Gloo's send and recv take a device pointer for one of the host's, which ends the process.
-bool goes_by_host(const c10d::Backend& backend, const std::vector<at::Tensor>& tensors) {
-  return !tensors.empty() && !tensors.front().device().is_cpu() &&
-         backend.getBackendName() == "gloo";
-}
-
 std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> host;
   for (const at::Tensor& tensor : tensors) host.push_back(tensor.detach().cpu());
@@ -161,17 +155,19 @@ WorkPointer ProcessGroupTide::alltoall(std::vector<at::Tensor>& outputs,
   return tracked(route(inputs.empty() ? outputs : inputs).alltoall(outputs, inputs, options));
 }
 
+// Gloo's send and recv take a device pointer for one of the host's, which ends the process.
 WorkPointer ProcessGroupTide::send(std::vector<at::Tensor>& tensors, int destination_rank,
                                    int tag) {
   c10d::Backend& backend = route(tensors);
-  if (!goes_by_host(backend, tensors)) return tracked(backend.send(tensors, destination_rank, tag));
+  if (!is_gloo_on_gpu(backend, tensors))
+    return tracked(backend.send(tensors, destination_rank, tag));
   std::vector<at::Tensor> host = on_host(tensors);
   return tracked(backend.send(host, destination_rank, tag));
 }
 
 WorkPointer ProcessGroupTide::recv(std::vector<at::Tensor>& tensors, int source_rank, int tag) {
   c10d::Backend& backend = route(tensors);
-  if (!goes_by_host(backend, tensors)) return tracked(backend.recv(tensors, source_rank, tag));
+  if (!is_gloo_on_gpu(backend, tensors)) return tracked(backend.recv(tensors, source_rank, tag));
   std::vector<at::Tensor> host = shaped_on_host(tensors);
   WorkPointer work = backend.recv(host, source_rank, tag);
   return tracked(
@@ -180,7 +176,7 @@ WorkPointer ProcessGroupTide::recv(std::vector<at::Tensor>& tensors, int source_
 
 WorkPointer ProcessGroupTide::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
   c10d::Backend& backend = route(tensors);
-  if (!goes_by_host(backend, tensors)) return tracked(backend.recvAnysource(tensors, tag));
+  if (!is_gloo_on_gpu(backend, tensors)) return tracked(backend.recvAnysource(tensors, tag));
   std::vector<at::Tensor> host = shaped_on_host(tensors);
   WorkPointer work = backend.recvAnysource(host, tag);
   return tracked(

@@ -179,9 +179,7 @@ WorkPointer ProcessGroupTide::TIDE_RENAMED(all_gather_single_coalesced,
     }
   }
   c10d::Backend& backend = route(inputs);
-  const bool one_by_one = !inputs.empty() && !inputs.front().device().is_cpu() &&
-                          backend.getBackendName() == "gloo" && outputs.size() == inputs.size();
-  if (!one_by_one) {
+  if (!is_gloo_on_gpu(backend, inputs) || outputs.size() != inputs.size()) {
     return tracked(backend.TIDE_RENAMED(all_gather_single_coalesced,
                                         allgather_into_tensor_coalesced)(outputs, inputs, options));
   }
@@ -331,7 +329,11 @@ at::Tensor ProcessGroupTide::allocate(const std::vector<int64_t>& sizes, at::Sca
 }
 
 void ProcessGroupTide::register_tensors(const std::vector<at::Tensor>& tensors) {
-  std::vector<const at::Tensor*> moved;
+  struct Move {
+    c10::StorageImpl* storage;
+    int64_t offset;
+  };
+  std::vector<Move> moves;
   std::set<c10::StorageImpl*> seen;
   int64_t bytes = 0;
   const at::Device device = tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
@@ -345,9 +347,8 @@ void ProcessGroupTide::register_tensors(const std::vector<at::Tensor>& tensors) 
       continue;
     const std::string refusal = movable(*storage);
     TORCH_CHECK(refusal.empty(), "tide: ", where("register"), ": tensor ", i, ": ", refusal);
-    moved.push_back(&tensors[i]);
-    bytes += static_cast<int64_t>((storage->nbytes() + kPlaceAlignment - 1) / kPlaceAlignment *
-                                  kPlaceAlignment);
+    moves.push_back({storage, bytes});
+    bytes += aligned_place_bytes(static_cast<int64_t>(storage->nbytes()));
   }
   std::shared_ptr<Group> group = required_group("register", device);
   std::lock_guard<std::mutex> lock(call_mutex_);
@@ -357,26 +358,17 @@ void ProcessGroupTide::register_tensors(const std::vector<at::Tensor>& tensors) 
   // Copied by torch, on any device; the old memory goes when the copies are there.
   const auto as_bytes = at::TensorOptions().dtype(at::kByte).device(device);
   at::NoGradGuard no_grad;
-  for (const at::Tensor* tensor : moved) {
-    const c10::StorageImpl& storage = *tensor->storage().unsafeGetStorageImpl();
-    const auto size = static_cast<int64_t>(storage.nbytes());
+  for (const Move& move : moves) {
     const auto bytes_at = [&](const void* data) {
-      return at::for_blob(const_cast<void*>(data), {size})
+      return at::for_blob(const_cast<void*>(data), {static_cast<int64_t>(move.storage->nbytes())})
           .options(as_bytes)
           .target_device(device)
           .make_tensor();
     };
-    bytes_at(place).copy_(bytes_at(storage.data()));
-    place += (size + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
+    bytes_at(place + move.offset).copy_(bytes_at(move.storage->data()));
   }
   synchronize_current_stream(device);
-  place = static_cast<char*>(memory.value().get());
-  for (const at::Tensor* tensor : moved) {
-    c10::StorageImpl& storage = *tensor->storage().unsafeGetStorageImpl();
-    const auto size = static_cast<int64_t>(storage.nbytes());
-    move_storage(storage, place, memory.value());
-    place += (size + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
-  }
+  for (const Move& move : moves) move_storage(*move.storage, place + move.offset, memory.value());
 }
 
 }  // namespace tide

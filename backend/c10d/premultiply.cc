@@ -4,10 +4,14 @@
 
 namespace tide {
 
+bool is_gloo_on_gpu(const c10d::Backend& inner, const std::vector<at::Tensor>& tensors) {
+  return !tensors.empty() && !tensors.front().device().is_cpu() && inner.getBackendName() == "gloo";
+}
+
 bool needs_premultiply(const c10d::Backend& inner, const c10d::ReduceOp& op,
                        const std::vector<at::Tensor>& tensors) {
   return op.op_ == c10d::ReduceOp::PREMUL_SUM &&
-         (tensors.empty() || tensors.front().device().is_cpu() || inner.getBackendName() == "gloo");
+         (tensors.empty() || tensors.front().device().is_cpu() || is_gloo_on_gpu(inner, tensors));
 }
 
 double premultiply_factor(const c10d::ReduceOp& op) {

@@ -1,5 +1,6 @@
-// PREMUL_SUM for inner backends that know sums only (Gloo): the inputs are scaled in their own
-// dtype, then summed, which is what NCCL does. CUDA tensors are left to other inner backends.
+// What inner backends lack. PREMUL_SUM for those that know sums only (Gloo): the inputs are scaled
+// in their own dtype, then summed, which is what NCCL does. CUDA tensors are left to other inner
+// backends.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -7,6 +8,9 @@
 #include <vector>
 
 namespace tide {
+
+// Gloo serves CUDA tensors in part: it knows fewer operations on them, and some end the process.
+bool is_gloo_on_gpu(const c10d::Backend& inner, const std::vector<at::Tensor>& tensors);
 
 bool needs_premultiply(const c10d::Backend& inner, const c10d::ReduceOp& op,
                        const std::vector<at::Tensor>& tensors);
