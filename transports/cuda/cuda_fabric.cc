@@ -1,32 +1,18 @@
 #include "transports/cuda/cuda_fabric.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
-#include <mutex>
 
-#include "kernels/cuda_lists.h"
-#include "transports/cuda/device_queue.h"
-#include "transports/cuda/device_window.h"
-#include "transports/cuda/kernel_library.h"
-#include "transports/cuda/wait_watch.h"
-#include "transports/host/part_exchange.h"
+#include "transports/cuda/cuda_fabric_impl.h"
 
 namespace tide {
 namespace {
 
 using cuda::ContextGuard;
 using cuda::DeviceContext;
-using cuda::DevicePart;
 using cuda::DevicePointer;
 using cuda::DeviceQueue;
-using cuda::DeviceWindow;
-using cuda::KernelLibrary;
 using cuda::ListBuilder;
-using cuda::WaitWatch;
 
-constexpr int64_t kLineBytes = 64;
 constexpr int64_t kSmallSum =
     int64_t{cuda::kCtas} * cuda::kTileVectors * 4;  // elements; below: small tiles
 constexpr std::chrono::milliseconds kDrainTime{1000};
@@ -63,174 +49,7 @@ class EventPoint final : public StreamPoint {
   const cuda::Event event_;
 };
 
-// A yes or no of all ranks; the first refusing rank's reason.
-Status vote(Fabric& host, const Status& own, Deadline deadline) {
-  PartExchange exchange;
-  exchange.make = [&]() -> Result<Descriptor> {
-    TIDE_RETURN_IF_ERROR(own);
-    return Descriptor();
-  };
-  exchange.use = [](const std::vector<const Descriptor*>&) { return Status::ok(); };
-  return exchange_parts(host, exchange, deadline);
-}
-
-class CudaFabricImpl final : public CudaFabric {
- public:
-  CudaFabricImpl(const CudaFabricOptions& options, std::unique_ptr<Fabric> host)
-      : options_(options),
-        owner_(::getpid()),
-        label_("rank " + std::to_string(options.host.rank) + " of group '" + options.host.group +
-               "'"),
-        host_(std::move(host)),
-        window_map_(std::make_shared<WindowMap>()) {
-    capabilities_.blocking = false;
-    capabilities_.kind = "cuda";
-  }
-  ~CudaFabricImpl() override;
-
-  // What of the set-up concerns this rank alone; voted by the caller.
-  Status open_device();
-  Status open_queues();
-  // Learns the peers' GPUs; the own answer to whether all can be reached.
-  Status meet_peers(Deadline deadline);
-
-  const Capabilities& capabilities() const override { return capabilities_; }
-  int rank() const override { return options_.host.rank; }
-  int size() const override { return options_.host.size; }
-  Result<std::shared_ptr<Window>> create_window(int64_t bytes, Deadline deadline) override;
-  Status copy(int queue, const CopyBlock* blocks, int count) override;
-  Status cast(int queue, const CastBlock* blocks, int count) override;
-  Status accumulate(int queue, const AccumulateBlock* blocks, int count,
-                    const AccumulateOptions& options) override;
-  Status signal(int queue, uint32_t* word, uint32_t value) override;
-  Status wait(int queue, const uint32_t* word, uint32_t value, const WaitGuard& guard) override;
-  Status peer_status(int rank) const override { return host_->peer_status(rank); }
-  void on_peer_failure(std::function<void(int, const Status&)> listener) override {
-    host_->on_peer_failure(std::move(listener));
-  }
-  void wake_all() override;
-  void fail(const Status& reason) override;
-  void close() override;
-
-  Fabric& host() override { return *host_; }
-  void on_wait_failure(std::function<void(const Status&)> listener) override;
-  Status mark(int queue, std::function<void(bool)> passed) override;
-  void* stream(int queue) override;
-  bool is_drained() const override { return !watch_ || watch_->is_drained(); }
-  std::vector<std::string> standing_in() const override {
-    return watch_ ? watch_->standing_in() : std::vector<std::string>();
-  }
-  Status check_stream(void* user_stream) const override;
-  Result<std::shared_ptr<StreamPoint>> point_of_stream(void* user_stream) override;
-  Result<std::shared_ptr<StreamPoint>> point_of_queue(int queue) override;
-  Status wait_for_point(int queue, const StreamPoint& point) override;
-  Status settle() override;
-
- private:
-  Status usable() const;
-  Status open() const;  // usable(), or failed and not yet closed
-  // Made now if need be; the context is current.
-  Result<DeviceQueue*> queue_of(int queue);
-  Result<DevicePart> allocate(int64_t bytes);
-  Status launch(DeviceQueue& queue, const std::string& kernel, ListBuilder& list);
-  // Whether a kernel makes the small ones of these copies to peers.
-  bool many_small(const CopyBlock* blocks, int count) const;
-  bool drain();
-
-  const CudaFabricOptions options_;
-  const pid_t owner_;
-  const std::string label_;
-  Capabilities capabilities_;
-  std::unique_ptr<Fabric> host_;
-  std::shared_ptr<DeviceContext> device_;
-  std::shared_ptr<WindowMap> window_map_;
-  std::unique_ptr<KernelLibrary> kernels_;
-  std::shared_ptr<DeviceWindow> words_;  // own lines: flag of poison, zero, then one a queue
-  void* progress_ = nullptr;             // host memory: one line a queue
-  cuda::Stream poison_stream_ = nullptr;
-  cuda::Stream setup_stream_ = nullptr;
-  std::vector<std::unique_ptr<DeviceQueue>> queues_;  // null until the first use
-  DevicePointer queue_progress_ = 0;                  // progress_, as the device sees it
-  int priority_ = 0;
-  std::unique_ptr<WaitWatch> watch_;
-  std::atomic<bool> closed_{false};
-
-  std::mutex listener_mutex_;
-  std::function<void(const Status&)> listener_;
-};
-
-// Set-up -----------------------------------------------------------------------------------------
-
-Status CudaFabricImpl::open_device() {
-  TIDE_RETURN_IF_ERROR(options_.api.status());
-  TIDE_RETURN_IF_ERROR(options_.images.status());
-  Result<std::shared_ptr<DeviceContext>> device =
-      DeviceContext::open(options_.api.value(), options_.device);
-  TIDE_RETURN_IF_ERROR(device.status());
-  device_ = std::move(device.value());
-  const ContextGuard guard(*device_);
-  Result<std::unique_ptr<KernelLibrary>> kernels =
-      KernelLibrary::load(device_->api(), options_.images.value());
-  TIDE_RETURN_IF_ERROR(kernels.status());
-  kernels_ = std::move(kernels.value());
-  return open_queues();
-}
-
-Status CudaFabricImpl::open_queues() {
-  const cuda::DriverApi& api = device_->api();
-  const int64_t lines = 2 + options_.queues;
-  Result<DevicePart> part = DevicePart::allocate(device_, lines * kLineBytes);
-  TIDE_RETURN_IF_ERROR(part.status());
-  std::vector<DevicePart> parts;
-  parts.push_back(std::move(part.value()));
-  Result<std::shared_ptr<DeviceWindow>> words =
-      DeviceWindow::map(device_, parts, 0, lines * kLineBytes, nullptr);
-  TIDE_RETURN_IF_ERROR(words.status());
-  words_ = std::move(words.value());
-
-  const auto host_bytes = static_cast<size_t>(options_.queues * kLineBytes);
-  TIDE_RETURN_IF_ERROR(device_->check(
-      api.host_allocate(&progress_, host_bytes, cuda::kHostPortable | cuda::kHostMapped),
-      "cuMemHostAlloc", "making progress words"));
-  std::memset(progress_, 0, host_bytes);
-  TIDE_RETURN_IF_ERROR(device_->check(api.host_device_pointer(&queue_progress_, progress_, 0),
-                                      "cuMemHostGetDevicePointer", "making progress words"));
-  // High priority places the few CTAs of local kernels at the next free slot; copies to peers take
-  // no notice of it.
-  int least = 0;
-  TIDE_RETURN_IF_ERROR(device_->check(api.stream_priority_range(&least, &priority_),
-                                      "cuCtxGetStreamPriorityRange", "making queues"));
-  for (cuda::Stream* stream : {&poison_stream_, &setup_stream_}) {
-    TIDE_RETURN_IF_ERROR(
-        device_->check(api.stream_create(stream, cuda::kStreamNonBlocking, priority_),
-                       "cuStreamCreateWithPriority", "making queues"));
-  }
-  const DevicePointer base = address(words_->own());
-  TIDE_RETURN_IF_ERROR(
-      device_->check(api.set_bytes(base, 0, static_cast<size_t>(lines * kLineBytes), setup_stream_),
-                     "cuMemsetD8Async", "clearing words"));
-  TIDE_RETURN_IF_ERROR(device_->check(api.stream_synchronize(setup_stream_), "cuStreamSynchronize",
-                                      "clearing words"));
-  queues_.resize(static_cast<size_t>(options_.queues));
-  WaitWatch::Options watch;
-  watch.device = device_;
-  watch.poison_stream = poison_stream_;
-  watch.poison_flag = base;
-  watch.progress = static_cast<uint32_t*>(progress_);
-  watch.queues = options_.queues;
-  watch.label = label_;
-  watch.on_failure = [this](const Status& status) {
-    std::function<void(const Status&)> listener;
-    {
-      std::lock_guard lock(listener_mutex_);
-      listener = listener_;
-    }
-    if (listener) listener(status);
-  };
-  static_assert(WaitWatch::kProgressStride * sizeof(uint32_t) == kLineBytes);
-  watch_ = std::make_unique<WaitWatch>(std::move(watch));
-  return Status::ok();
-}
+}  // namespace
 
 Result<DeviceQueue*> CudaFabricImpl::queue_of(int queue) {
   if (queue < 0 || queue >= static_cast<int>(queues_.size()))
@@ -247,95 +66,6 @@ Result<DeviceQueue*> CudaFabricImpl::queue_of(int queue) {
   }
   return kept.get();
 }
-
-Status CudaFabricImpl::meet_peers(Deadline deadline) {
-  struct Card {
-    cuda::Uuid uuid;
-    uint32_t is_mig;
-  };
-  constexpr int64_t kCardAt = 2048;
-  if (size() > static_cast<int>(kCardAt / sizeof(uint32_t))) {
-    return {ErrorKind::kUnsupported, "more ranks than a node can have"};
-  }
-  Result<std::shared_ptr<Window>> cards = host_->create_window(4096, deadline);
-  TIDE_RETURN_IF_ERROR(cards.status());
-  const Card own = {device_->uuid(), device_->is_mig() ? 1u : 0u};
-  std::memcpy(static_cast<char*>(cards.value()->own()) + kCardAt, &own, sizeof(own));
-  WaitGuard guard;
-  guard.timeout =
-      std::max(std::chrono::milliseconds(0),
-               std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
-  for (int peer = 0; peer < size(); ++peer) {
-    TIDE_RETURN_IF_ERROR(
-        host_->signal(0, static_cast<uint32_t*>(cards.value()->peer(peer)) + rank(), 1));
-  }
-  Status answer;
-  for (int peer = 0; peer < size(); ++peer) {
-    guard.what = "the GPU of rank " + std::to_string(peer);
-    guard.check = [this, peer] { return host_->peer_status(peer); };
-    TIDE_RETURN_IF_ERROR(
-        host_->wait(0, static_cast<uint32_t*>(cards.value()->own()) + peer, 1, guard));
-    Card card;
-    std::memcpy(&card, static_cast<char*>(cards.value()->peer(peer)) + kCardAt, sizeof(card));
-    if (answer.is_ok()) answer = can_reach(*device_, card.uuid, card.is_mig != 0);
-  }
-  return answer;
-}
-
-Result<DevicePart> CudaFabricImpl::allocate(int64_t bytes) {
-  Result<DevicePart> part = DevicePart::allocate(device_, bytes);
-  if (part.is_ok() || part.status().kind() != ErrorKind::kSystem || !options_.make_room)
-    return part;
-  options_.make_room();
-  return DevicePart::allocate(device_, bytes);
-}
-
-Result<std::shared_ptr<Window>> CudaFabricImpl::create_window(int64_t bytes, Deadline deadline) {
-  TIDE_RETURN_IF_ERROR(usable());
-  const ContextGuard guard(*device_);
-  std::vector<DevicePart> own;
-  std::shared_ptr<DeviceWindow> window;
-  PartExchange exchange;
-  exchange.bytes = bytes;
-  exchange.make = [&]() -> Result<Descriptor> {
-    if (bytes <= 0)
-      return Status(ErrorKind::kInvalidUse, "a window of " + std::to_string(bytes) + " bytes");
-    if (options_.host.refuse_window) TIDE_RETURN_IF_ERROR(options_.host.refuse_window(bytes));
-    Result<DevicePart> part = allocate(bytes);
-    TIDE_RETURN_IF_ERROR(part.status());
-    own.push_back(std::move(part.value()));
-    return own[0].share();
-  };
-  exchange.use = [&](const std::vector<const Descriptor*>& descriptors) -> Status {
-    std::vector<DevicePart> parts;
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) {
-        parts.push_back(std::move(own[0]));
-        continue;
-      }
-      Result<DevicePart> part =
-          DevicePart::import(device_, *descriptors[static_cast<size_t>(peer)]);
-      TIDE_RETURN_IF_ERROR(part.status());
-      parts.push_back(std::move(part.value()));
-    }
-    Result<std::shared_ptr<DeviceWindow>> mapped =
-        DeviceWindow::map(device_, parts, rank(), bytes, window_map_);
-    TIDE_RETURN_IF_ERROR(mapped.status());
-    window = std::move(mapped.value());
-    const cuda::DriverApi& api = device_->api();
-    TIDE_RETURN_IF_ERROR(device_->check(
-        api.set_bytes(address(window->own()), 0, static_cast<size_t>(bytes), setup_stream_),
-        "cuMemsetD8Async", "clearing a window"));
-    return device_->check(api.stream_synchronize(setup_stream_), "cuStreamSynchronize",
-                          "clearing a window");
-  };
-  // The verdicts come after every rank's clearing: nobody writes into a part that its owner still
-  // clears.
-  TIDE_RETURN_IF_ERROR(exchange_parts(*host_, exchange, deadline));
-  return std::shared_ptr<Window>(std::move(window));
-}
-
-// Steps ------------------------------------------------------------------------------------------
 
 Status CudaFabricImpl::usable() const {
   TIDE_RETURN_IF_ERROR(open());
@@ -561,8 +291,6 @@ Status CudaFabricImpl::settle() {
                         "waiting for the device");
 }
 
-// Ends -------------------------------------------------------------------------------------------
-
 void CudaFabricImpl::on_wait_failure(std::function<void(const Status&)> listener) {
   std::lock_guard lock(listener_mutex_);
   listener_ = std::move(listener);
@@ -629,21 +357,6 @@ void CudaFabricImpl::close() {
     return;
   }
   host_->close();
-}
-
-}  // namespace
-
-Result<std::unique_ptr<CudaFabric>> connect_cuda_fabric(const CudaFabricOptions& options,
-                                                        KeyValueStore& store) {
-  HostFabricOptions host_options = options.host;
-  host_options.refuse_window = nullptr;
-  Result<std::unique_ptr<Fabric>> host = connect_host_fabric(host_options, store);
-  TIDE_RETURN_IF_ERROR(host.status());
-  const Deadline deadline = options.host.deadline;
-  auto fabric = std::make_unique<CudaFabricImpl>(options, std::move(host.value()));
-  TIDE_RETURN_IF_ERROR(vote(fabric->host(), fabric->open_device(), deadline));
-  TIDE_RETURN_IF_ERROR(vote(fabric->host(), fabric->meet_peers(deadline), deadline));
-  return std::unique_ptr<CudaFabric>(std::move(fabric));
 }
 
 }  // namespace tide
