@@ -23,12 +23,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from tide import look
+
 Json = dict[str, Any]
-BY_ADDRESS = (
-    *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
-    *("--local-addr", "127.0.0.1"),
-)
-"""torchrun on this host alone, also where the name localhost is not known."""
 SAVINGS = ("both", "gather", "reduce")
 """Settings of TIDE_FSDP whose savings are compared."""
 
@@ -134,8 +131,7 @@ def run_ranks(ranks: int, settings: Json, environment: dict[str, str]) -> Json:
     click.ClickException."""
     with tempfile.TemporaryDirectory(prefix="tide-bench-") as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "torch.distributed.run", *BY_ADDRESS]
-        command += ["--nproc-per-node", str(ranks), "-m", "tide.bench_ranks", name]
+        command = look.torchrun(ranks, "-m", "tide.bench_ranks", name)
         sampler = MemorySampler(folder, ranks) if settings.get("memory") else None
         if sampler:
             sampler.start()

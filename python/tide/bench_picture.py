@@ -5,24 +5,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tide import look
+
 Rows = list[tuple[str, float, float, float | None]]
 SHADES = ["#00798c", "#5fb3bf", "#a9d6dc", "#edae49"]
 
 
 def paint(report: dict[str, Any], compared: Callable[[dict[str, Any]], Rows], path: Path) -> bool:
     """Writes a PNG to `path`; False when nothing was compared."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = {ranks: compared(result) for ranks, result in report["ranks"].items()}
     names = [row[0] for row in next(iter(rows.values()), [])]
     if not names:
         return False
-    style: Any = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
-    with plt.rc_context(style):
-        figure, axes = plt.subplots(figsize=(10, 1.4 + 0.75 * len(names)), layout="constrained")
+    with look.figure(path, 10, 1.4 + 0.75 * len(names)) as drawn:
+        axes = drawn.subplots()
         height = 0.8 / len(rows)
         longest = 1.0
         for index, (ranks, one) in enumerate(rows.items()):
@@ -52,6 +48,4 @@ def paint(report: dict[str, Any], compared: Callable[[dict[str, Any]], Rows], pa
             f"{machine['processor']}, {machine['cores']} cores; torch {report['versions']['torch']}"
         )
         axes.text(1, 1.02, note, ha="right", fontsize=9, color="#777777", transform=axes.transAxes)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
     return True

@@ -148,8 +148,16 @@ class Child:
                 time.sleep(0.02)
 
 
+def torchrun(ranks: int, *program: str) -> list[str]:
+    """The command that starts `program` (a script or -m module, and its arguments) on so many ranks
+    of this host. By address: bare machines do not always know who localhost is."""
+    alone = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
+    launch = (*alone, "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks))
+    return [sys.executable, "-m", "torch.distributed.run", *launch, *program]
+
+
 @contextlib.contextmanager
-def figure(path: Path, width: float, height: float) -> Iterator[Any]:
+def figure(path: Path, width: float, height: float, dpi: int = 130) -> Iterator[Any]:
     """A matplotlib figure drawn without a display and written to `path` (its suffix decides)."""
     import matplotlib
 
@@ -161,7 +169,7 @@ def figure(path: Path, width: float, height: float) -> Iterator[Any]:
         drawn = plt.figure(figsize=(width, height), layout="constrained")
         try:
             yield drawn
-            drawn.savefig(path, dpi=130)
+            drawn.savefig(path, dpi=dpi)
         finally:
             plt.close(drawn)
 
@@ -173,21 +181,3 @@ def writable(path: Path) -> Path:
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise BadInput(f"{path} cannot be written")
     return path
-
-
-def size(number: float) -> str:
-    """Bytes for people: 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(number) < 1024 or unit == "TiB":
-            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    raise AssertionError
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 12.3 ms."""
-    if abs(seconds) >= 1:
-        return f"{seconds:.2f} s"
-    if abs(seconds) >= 1e-3:
-        return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds * 1e6:.0f} us"

@@ -30,6 +30,10 @@ _NUMBERS = {
 }
 
 
+FIELDS = _WORDS | _NUMBERS
+"""Field of Options -> its knob."""
+
+
 def Options(timeout: timedelta | None = None, **fields: Any) -> _C.Options:
     """Options for one process group; each field not given follows its TIDE_ knob.
 
@@ -47,8 +51,8 @@ def Options(timeout: timedelta | None = None, **fields: Any) -> _C.Options:
     """
     options = _C.Options(timeout) if timeout is not None else _C.Options()
     for name, value in fields.items():
-        if name not in _WORDS and name not in _NUMBERS:
-            known = ", ".join(sorted((*_WORDS, *_NUMBERS)))
+        if name not in FIELDS:
+            known = ", ".join(sorted(FIELDS))
             raise TypeError(f"tide.Options has no field {name!r}; fields: timeout, {known}")
         choices = knobs.KNOBS[_WORDS[name]].choices if name in _WORDS else ()
         if choices and value not in choices:

@@ -14,17 +14,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-# Field of tide.Options -> its knob. Limits of memory and what is shown may differ.
-COMPARED = {
-    "fsdp": "TIDE_FSDP",
-    "memory_mode": "TIDE_MEMORY_MODE",
-    "own_collectives": "TIDE_COLLECTIVES",
-    "inner_cpu": "TIDE_INNER_CPU",
-    "inner_cuda": "TIDE_INNER_CUDA",
-    "node_size": "TIDE_NODE_SIZE",
-    "staging_slice_bytes": "TIDE_STAGING_SLICE",
-    "landing_slice_bytes": "TIDE_LANDING_SLICE",
-}
+from tide.options import FIELDS
+
+MAY_DIFFER = ("arena_limit_bytes", "flight_record_size")  # limits of memory, and what is shown
+COMPARED = {field: knob for field, knob in FIELDS.items() if field not in MAY_DIFFER}
 
 _FIRST, _DIFFERENCE, _COMPARED_BY = "settings/first", "settings/difference", "settings/compared"
 

@@ -6,7 +6,8 @@ import textwrap
 
 from tide.advise.estimate import Gain
 from tide.advise.measure import SERVED, Measured
-from tide.look import WIDTH, duration
+from tide.look import WIDTH
+from tide.units import duration
 
 
 def report(measured: Measured, won: Gain, said: str, refused: list[str]) -> str:

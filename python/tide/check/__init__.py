@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from tide import look
+from tide import look, units
 
 Json = dict[str, Any]
 
@@ -97,10 +97,10 @@ def staged(target: str, arguments: tuple[str, ...], settings: Json, timeout: flo
 
 
 def text(found: Json, settings: Json) -> str:
-    from tide.fsdp.report import Row
+    from tide.fsdp.report import Row, table
 
     rows = [Row(**row) for row in found["groups"]]
-    lines = table_of(rows)
+    lines = table(rows)
     served = sum(row.path != "stock" for row in rows)
     lines.append(
         f"{served} of {len(rows)} groups on tide with {settings['ranks']} ranks on "
@@ -109,17 +109,11 @@ def text(found: Json, settings: Json) -> str:
     for ring in found["rings"]:
         if ring["slots"]:
             lines.append(
-                f"ring of {ring['slots']} slots of {look.size(ring['slot_bytes'])} (prefetch depth "
-                f"{ring['prefetch_depth']})"
+                f"ring of {ring['slots']} slots of {units.size(ring['slot_bytes'])} (prefetch "
+                f"depth {ring['prefetch_depth']})"
             )
     lines.append(
-        f"arena: {look.size(found['arena_bytes'])} a rank, unsharded parameters included; stock "
-        f"buffers beside them: {look.size(found['stock_buffer_bytes'])}"
+        f"arena: {units.size(found['arena_bytes'])} a rank, unsharded parameters included; stock "
+        f"buffers beside them: {units.size(found['stock_buffer_bytes'])}"
     )
     return "\n".join(lines)
-
-
-def table_of(rows: list[Any]) -> list[str]:
-    from tide.fsdp.report import _table
-
-    return _table(rows)

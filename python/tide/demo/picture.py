@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from tide import look
 from tide.demo.training import Result
 
 COLORS = {"gloo": "#d1495b", "tide": "#00798c"}
@@ -11,23 +12,15 @@ PARTS = {"computing": "#8d99ae", "communication": "#edae49", "optimizer": "#c9cf
 
 def paint(results: list[Result], world: int, path: Path) -> None:
     """Writes a PNG of three panels to `path`."""
-    import matplotlib
+    from matplotlib import rc_context
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    style: Any = {
-        "font.size": 11,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
+    titles: Any = {
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
         "axes.titlepad": 14,
     }
-    with plt.rc_context(style):
-        figure, (left, middle, right) = plt.subplots(
-            1, 3, figsize=(14, 4.6), width_ratios=[1.35, 1, 1], layout="constrained"
-        )
+    with look.figure(path, 14, 4.6, dpi=140) as figure, rc_context(titles):
+        left, middle, right = figure.subplots(1, 3, width_ratios=[1.35, 1, 1])
         losses(left, results)
         step_times(middle, results)
         copies(right, results)
@@ -39,8 +32,6 @@ def paint(results: list[Result], world: int, path: Path) -> None:
             fontsize=15,
             fontweight="bold",
         )
-        figure.savefig(path, dpi=140)
-        plt.close(figure)
 
 
 def color(result: Result) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 from tide.doctor.knob_table import KnobState
 from tide.doctor.paths import Ladder
-from tide.look import WIDTH, size
+from tide.look import WIDTH
+from tide.units import size
 
 Facts = dict[str, Any]
 

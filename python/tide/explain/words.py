@@ -12,7 +12,8 @@ import textwrap
 from collections import Counter, defaultdict
 from typing import Any
 
-from tide.look import WIDTH, duration
+from tide.look import WIDTH
+from tide.units import duration
 
 Json = dict[str, Any]
 WAITED_FOR = re.compile(r"from rank (\d+)|waiting for rank (\d+)|for rank (\d+)")

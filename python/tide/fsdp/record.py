@@ -11,6 +11,7 @@ import contextlib
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,12 +70,12 @@ class GroupRecord:
     # Reason -> calls of this group that went stock for it.
     stock_calls: Counter[str] = field(default_factory=Counter)
 
-    @property
+    @cached_property
     def unsharded_bytes(self) -> int:
         """Of the parameters themselves, without padding."""
         return sum(p.unsharded_numel * p.dtype.itemsize for p in self.parameters)
 
-    @property
+    @cached_property
     def gradient_bytes(self) -> int:
         """Of all gradients, without padding, in the dtype that autograd leaves (the unsharded
         parameters')."""

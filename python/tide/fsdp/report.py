@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tide import units
 from tide.fsdp import backends, eligibility, page, seam, waits
 from tide.fsdp.plan import groups_of
 from tide.fsdp.record import GroupRecord, record_of
@@ -76,7 +77,7 @@ class Report:
         return iter(self.rows)
 
     def __str__(self) -> str:
-        return "\n".join(_table(self.rows) + _footer(self))
+        return "\n".join(table(self.rows) + _footer(self))
 
 
 def report(model: torch.nn.Module) -> Report:
@@ -155,7 +156,7 @@ def _row(group: Any, record: GroupRecord) -> Row:
     )
 
 
-def _table(rows: list[Row]) -> list[str]:
+def table(rows: list[Row]) -> list[str]:
     heads = ("group", "path", "gathered", "reduced", "slot", "staging", "memory", "calls")
     lines = [_cells(row) for row in rows]
     widths = [max(len(head), *(len(x[i]) for x in lines)) for i, head in enumerate(heads)]
@@ -214,11 +215,4 @@ def _wrapped(text: str, indent: str = "    ") -> list[str]:
 
 
 def _bytes(number: int) -> str:
-    if number < 1024:
-        return f"{number} B" if number else "-"
-    size = number / 1024
-    for unit in ("KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+    return units.size(number) if number else "-"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -72,10 +71,8 @@ def one(plan: Plan, name: str) -> Json:
     for old in folder.glob("rank.*.json"):
         old.unlink()
     log = folder / "log"
-    launch = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr"]
-    launch += ["127.0.0.1", "--nproc-per-node", str(plan.ranks), "-m", "tide.parity.rank"]
-    program = [sys.executable, "-m", "torch.distributed.run", *launch]
-    program += [json.dumps(plan.settings(name)), str(folder.resolve()), str(plan.script)]
+    program = look.torchrun(plan.ranks, "-m", "tide.parity.rank", json.dumps(plan.settings(name)))
+    program += [str(folder.resolve()), str(plan.script)]
     variables = {"PYTHONHASHSEED": str(plan.seed), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     start = time.monotonic()
     with look.progress(name) as shown:

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from tide import look
+from tide import look, units
 from tide.parity import compare
 from tide.parity.runs import losses
 
@@ -52,10 +52,10 @@ def text(result: Json, out: Path) -> str:
         f"{'host memory':>12} {'GPU memory':>11}"
     ]
     for name, row in result["runs"].items():
-        device = look.size(row["device_bytes"]) if row["device_bytes"] else "-"
+        device = units.size(row["device_bytes"]) if row["device_bytes"] else "-"
         lines.append(
             f"{name:<18} {row['steps']:>6} {row['last_loss']:>10.5f} {row['distance']:>9.2e} "
-            f"{look.duration(row['step_seconds']):>9} {look.size(row['host_bytes']):>12} "
+            f"{units.duration(row['step_seconds']):>9} {units.size(row['host_bytes']):>12} "
             f"{device:>11}"
         )
     lines.append(
