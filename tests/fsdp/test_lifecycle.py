@@ -14,34 +14,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from cases import MASTERS, by_block
 from harness import folder, init_group, run_ranks
-from models import WORDS, Model, loss_of
-from tide import _C, groups
+from models import Model, loss_of
+from steps import build, step, words
+from tide import _C
 from tide.fsdp.plan import groups_of
 from tide.fsdp.record import record_of
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, share_comm_ctx
+from torch.distributed.fsdp import FSDPModule, fully_shard, share_comm_ctx
 from trial import Setting, local
-
-
-def build(engine: str = "tide", policy: MixedPrecisionPolicy | None = None, **keywords: Any) -> Any:
-    torch.manual_seed(0)
-    model = Model()
-    by_block(model, Setting(engine), mp_policy=policy or MixedPrecisionPolicy(), **keywords)
-    return model
-
-
-def words(seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
-    return torch.randint(0, WORDS, (2, 7), generator=generator)
-
-
-def step(model: Any, optimizer: Any = None, seed: int = 0) -> float:
-    loss = loss_of(model, words(seed))
-    loss.backward()
-    if optimizer is not None:
-        optimizer.step()
-        optimizer.zero_grad()
-    return float(loss)
 
 
 def group_of(module: Any) -> Any:
@@ -440,108 +420,3 @@ def test_after_a_failure_the_model_can_still_be_saved() -> None:
         return equal({n: local(t) for n, t in model.state_dict().items()}, mine)
 
     assert all(run_ranks(2, body, group_timeout=5))
-
-
-def arena_bytes() -> int:
-    backend = groups.of()
-    assert backend is not None
-    return backend.counters()["arena_bytes"]
-
-
-class Wide(torch.nn.Module):
-    """Blocks of `width` under a root with parameters of its own."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(64, width)
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(3))
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        x: torch.Tensor = self.embedding(words)
-        for block in self.blocks:
-            x = block(x).relu()
-        return x
-
-
-def wide(width: int) -> Any:
-    torch.manual_seed(0)
-    model: Any = Wide(width)
-    for block in model.blocks:
-        fully_shard(block)
-    return fully_shard(model)
-
-
-def test_models_made_and_deleted_in_turn_hold_no_more_than_the_largest() -> None:
-    """Beside a model that lives on; garbage is collected by planning alone."""
-
-    def body(rank: int, size: int) -> Any:
-        alive = wide(32)
-        alive(words()).sum().backward()
-        largest = wide(160)
-        largest(words()).sum().backward()
-        limit = arena_bytes()
-        del largest
-        gc.disable()
-        held = []
-        for turn in range(20):
-            model = wide(32 * (1 + turn * 3 % 5))
-            model(words()).sum().backward()
-            assert all(row.path == "tide" and not row.stock_calls for row in tide.report(model))
-            held.append(arena_bytes())
-            del model
-            alive(words()).sum().backward()
-        gc.enable()
-        assert not any(row.stock_calls for row in tide.report(alive))
-        assert tide.report(alive).arena_bytes == arena_bytes()
-        return limit, held
-
-    for limit, held in run_ranks(3, body):
-        assert max(held) <= limit, (limit, held)
-
-
-def test_a_model_that_dies_unsharded_leaves_no_slot_behind() -> None:
-    """It held every slot of the ring; the next gather of a living model finds one all the same."""
-
-    def body(rank: int, size: int) -> bool:
-        alive = build()
-        expected = step(alive)
-        for _ in range(4):
-            dies = build()
-            step(dies)
-            for block in dies.blocks:
-                block.unshard()
-            del dies, block
-            gc.collect()
-            assert step(alive) == expected
-        assert not any(row.stock_calls for row in tide.report(alive))
-        return True
-
-    assert all(run_ranks(2, body))
-
-
-def test_an_unsharded_parameter_outlives_its_model_and_its_slot() -> None:
-    """One rank keeps a parameter of a deleted model: no later gather of any model touches it."""
-
-    def body(rank: int, size: int) -> bool:
-        alive = build()
-        expected = step(alive)
-        dies = build()
-        step(dies)
-        dies.blocks[0].unshard()
-        kept = dies.blocks[0].up.weight if rank == 1 else None
-        before = kept.detach().clone() if kept is not None else None
-        assert rank != 1 or _C.storage_is_bound(kept)
-        del dies
-        gc.collect()
-        for turn in range(3):
-            model = wide(64 + turn)
-            model(words()).sum().backward()
-            del model
-            assert step(alive) == expected
-        assert rank != 1 or torch.equal(kept.detach(), before)
-        del kept
-        gc.collect()
-        assert step(alive) == expected
-        return True
-
-    assert all(run_ranks(2, body))

@@ -232,13 +232,14 @@ def alone(group: Any) -> dict[str, Callable[[bool], Any]]:
 
         return run
 
-    def gathered(asynchronous: bool) -> Any:
-        output = torch.zeros(8)
-        work = dist.all_gather_into_tensor(
-            output, values(0, 8, torch.float32), group=group, async_op=asynchronous
-        )
-        done(work, asynchronous)
-        return [output]
+    def filled(operation: Any, numel: int) -> Callable[[bool], Any]:
+        def run(asynchronous: bool) -> Any:
+            output = torch.zeros(numel)
+            whole = values(0, numel, torch.float32)
+            done(operation(output, whole, group=group, async_op=asynchronous), asynchronous)
+            return [output]
+
+        return run
 
     def coalesced(asynchronous: bool) -> Any:
         outputs = [torch.zeros(numel) for numel in (1, 7, 30)]
@@ -269,14 +270,6 @@ def alone(group: Any) -> dict[str, Callable[[bool], Any]]:
             work.wait()
         return [output]
 
-    def all_to_all(asynchronous: bool) -> Any:
-        output = torch.zeros(6)
-        work = dist.all_to_all_single(
-            output, values(0, 6, torch.float32), group=group, async_op=asynchronous
-        )
-        done(work, asynchronous)
-        return [output]
-
     return {
         "sum": reduced(ReduceOp.SUM),
         "average": reduced(ReduceOp.AVG),
@@ -285,11 +278,11 @@ def alone(group: Any) -> dict[str, Callable[[bool], Any]]:
         "scattered average": scattered(ReduceOp.AVG),
         "scattered premultiplied": scattered(dist._make_nccl_premul_sum(0.25)),
         "broadcast": broadcast,
-        "gathered": gathered,
+        "gathered": filled(dist.all_gather_into_tensor, 8),
         "coalesced": coalesced,
         "coalesced for a device": coalesced_for_a_device,
         "batched": batched,
-        "all to all": all_to_all,
+        "all to all": filled(dist.all_to_all_single, 6),
     }
 
 

@@ -1,10 +1,8 @@
-// What tests with nodes as threads share: deadlines, guards, one thread a node, and bytes that tell
-// where they come from.
+// What tests with nodes as threads share: deadlines, guards, and bytes that tell where they
+// come from.
 #pragma once
 
-#include <thread>
-#include <vector>
-
+#include "tests/on_each.h"
 #include "transports/network.h"
 
 namespace tide::testing {
@@ -18,14 +16,6 @@ inline WaitGuard guard_of(std::chrono::milliseconds timeout = kLongEnough) {
   guard.timeout = timeout;
   guard.what = "the test";
   return guard;
-}
-
-// Runs body(node) of each node on a thread of its own, until all have ended.
-template <class Body>
-void on_each_node(int nodes, Body body) {
-  std::vector<std::thread> threads;
-  for (int node = 0; node < nodes; ++node) threads.emplace_back([&, node] { body(node); });
-  for (std::thread& thread : threads) thread.join();
 }
 
 // Byte i of what node `from` sends in an operation.

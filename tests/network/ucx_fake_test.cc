@@ -57,7 +57,7 @@ struct Group {
   Network& at(int node) { return *networks[static_cast<size_t>(node)]; }
   template <class Body>
   void each(Body body) {
-    testing::on_each_node(static_cast<int>(networks.size()), body);
+    on_each(static_cast<int>(networks.size()), body);
   }
 
   std::vector<std::unique_ptr<Network>> networks;

@@ -68,7 +68,7 @@ class UcxLoopback : public ::testing::Test {
     Network& at(int node) { return *networks[static_cast<size_t>(node)]; }
     template <class Body>
     void each(Body body) {
-      testing::on_each_node(static_cast<int>(networks.size()), body);
+      on_each(static_cast<int>(networks.size()), body);
     }
     bool up() const {
       for (const Status& each : status) EXPECT_TRUE(each.is_ok()) << each.to_string();

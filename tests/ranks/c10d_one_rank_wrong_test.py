@@ -72,16 +72,23 @@ def test_limits_may_differ() -> None:
     assert run_ranks(2, body, init=False) == ["no error"] * 2
 
 
-def test_a_rank_that_does_not_come_to_make_the_group_is_named() -> None:
+def without_rank_1(call: Callable[[], Any]) -> Callable[[int, int], str]:
+    """What each rank says of a call that rank 1 leaves out; it stays until the others have."""
+
     def body(rank: int, size: int) -> str:
         if rank == 1:
             while not (folder() / "over").exists():
                 time.sleep(0.02)
             return ""
-        result = outcome(init_group)
+        result = outcome(call)
         (folder() / "over").touch()
         return result
 
+    return body
+
+
+def test_a_rank_that_does_not_come_to_make_the_group_is_named() -> None:
+    body = without_rank_1(init_group)
     result = run_ranks(2, body, init=False, group_timeout=3, timeout=40)[0]
     assert "TimeoutError: ranks [1] of group" in result
 
@@ -197,15 +204,6 @@ def test_a_caller_may_come_with_a_better_call_at_once(first: bool) -> None:
 
 
 def test_a_rank_that_leaves_the_first_call_out_is_named() -> None:
-    def body(rank: int, size: int) -> str:
-        if rank == 1:
-            while not (folder() / "over").exists():
-                time.sleep(0.02)
-            return ""
-        result = outcome(gather)
-        (folder() / "over").touch()
-        return result
-
-    for result in run_ranks(3, body, group_timeout=3, timeout=40)[::2]:
+    for result in run_ranks(3, without_rank_1(gather), group_timeout=3, timeout=40)[::2]:
         assert "DistBackendError" in result
         assert "rank 1 has not made its first call of this group before the deadline" in result

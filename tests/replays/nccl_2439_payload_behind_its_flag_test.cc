@@ -43,7 +43,7 @@ TEST(Nccl2439, PayloadIsThereWhenItsFlagIs) {
     const UcxApi* api = fake_ucx(behaviour);
     const auto store = std::make_shared<MemoryStore>();
     std::vector<unsigned char> memory(2 * kBytes, 0);
-    testing::on_each_node(2, [&](int node) {
+    on_each(2, [&](int node) {
       const auto network = connect(api, node, store);
       ASSERT_NE(network, nullptr);
       unsigned char* const own = memory.data() + node * kBytes;

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,18 +37,10 @@ dist.destroy_process_group()
 NOT_PLANNED = ("gathers", "reduces", "stock_calls", "process_group", "waits")
 
 
-def test_the_dry_answer_is_the_real_one(tide, tmp_path: Path) -> None:
+def test_the_dry_answer_is_the_real_one(tide, torchrun, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    launch = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    launch += ["--local-addr", "127.0.0.1", "--nproc-per-node", "3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *launch, str(script), "tide"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = torchrun(3, script, "tide")
     assert done.returncode == 0, done.stderr
     real = json.loads(done.stdout)
     dry = tide("check", script, "--ranks", "3", "--json", "--", "nccl")

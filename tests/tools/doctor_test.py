@@ -7,9 +7,7 @@ import copy
 import json
 import os
 import platform
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,21 +132,12 @@ def test_doctor_alone(tide) -> None:
     assert found["paths"][0]["taken"].startswith("tide")
 
 
-def test_doctor_under_torchrun(tmp_path: Path) -> None:
+def test_doctor_under_torchrun(torchrun) -> None:
     program = f"""
 if [ "$RANK" = 1 ]; then export TIDE_FSDP=gather; fi
 exec {sys.executable} -m tide.cli doctor --json
 """
-    launch = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    launch += ["--local-addr", "127.0.0.1", "--nproc-per-node", "2", "--no-python"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *launch, "bash", "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = torchrun(2, "--no-python", "bash", "-c", program, seconds=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["differences"] == ["knobs.TIDE_FSDP: both on rank 0; gather on rank 1"]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tide import cli, look
+from tide import cli, look, units
 
 
 @pytest.mark.parametrize("verb", sorted(cli.VERBS))
@@ -87,4 +87,4 @@ def test_sigterm_leaves_like_ctrl_c(tmp_path: Path) -> None:
     [(0, "0 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (2 << 50, "2048.0 TiB")],
 )
 def test_sizes(number: int, text: str) -> None:
-    assert look.size(number) == text
+    assert units.size(number) == text

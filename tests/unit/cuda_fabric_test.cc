@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/network/stores.h"
+#include "tests/on_each.h"
 #include "tests/unit/cuda_driver_fake.h"
 #include "transports/cuda/device_queue.h"
 
@@ -22,13 +23,6 @@ using std::chrono::seconds;
 using testing::HasSubstr;
 
 Deadline soon() { return Clock::now() + seconds(30); }
-
-template <class Body>
-void on_ranks(int ranks, Body body) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&body, rank] { body(rank); });
-  for (std::thread& thread : threads) thread.join();
-}
 
 WaitGuard guard_of(milliseconds timeout = seconds(20)) {
   WaitGuard guard;
@@ -55,7 +49,7 @@ class CudaFabricTest : public testing::Test {
   void connect(int ranks, const std::function<void(int, CudaFabricOptions&)>& change = nullptr) {
     answers_.assign(static_cast<size_t>(ranks), Status::ok());
     fabrics_.resize(static_cast<size_t>(ranks));
-    on_ranks(ranks, [&](int rank) {
+    on_each(ranks, [&](int rank) {
       CudaFabricOptions options;
       options.host.rank = rank;
       options.host.size = ranks;
@@ -76,7 +70,7 @@ class CudaFabricTest : public testing::Test {
   }
   void make_windows(int64_t bytes) {
     windows_.resize(fabrics_.size());
-    on_ranks(static_cast<int>(fabrics_.size()), [&](int rank) {
+    on_each(static_cast<int>(fabrics_.size()), [&](int rank) {
       auto made = fabric(rank).create_window(bytes, soon());
       ASSERT_TRUE(made.is_ok()) << made.status().to_string();
       windows_[static_cast<size_t>(rank)] = made.value();
@@ -85,7 +79,7 @@ class CudaFabricTest : public testing::Test {
   CudaFabric& fabric(int rank) { return *fabrics_[static_cast<size_t>(rank)]; }
   Window& window(int rank) { return *windows_[static_cast<size_t>(rank)]; }
   void TearDown() override {
-    on_ranks(static_cast<int>(fabrics_.size()), [&](int rank) {
+    on_each(static_cast<int>(fabrics_.size()), [&](int rank) {
       if (fabrics_[static_cast<size_t>(rank)]) fabrics_[static_cast<size_t>(rank)]->close();
     });
     windows_.clear();
@@ -110,7 +104,7 @@ TEST_F(CudaFabricTest, WindowsAreClearedSharedAndGivenBack) {
   }
   static_cast<char*>(window(0).peer(2))[99999] = 7;
   EXPECT_EQ(static_cast<const char*>(window(2).own())[99999], 7);
-  on_ranks(3, [&](int rank) { fabrics_[static_cast<size_t>(rank)]->close(); });
+  on_each(3, [&](int rank) { fabrics_[static_cast<size_t>(rank)]->close(); });
   windows_.clear();
   fabrics_.clear();
   EXPECT_EQ(driver_.live_objects(), 0);
@@ -126,7 +120,7 @@ TEST_F(CudaFabricTest, DataComesBeforeItsSignalAndNothingSynchronises) {
   const uint64_t before = driver_.synchronisations();
   std::vector<std::vector<uint32_t>> sources(kRanks);
   std::vector<std::vector<uint32_t>> results(kRanks);
-  on_ranks(kRanks, [&](int rank) {
+  on_each(kRanks, [&](int rank) {
     CudaFabric& f = fabric(rank);
     const auto at = [&](void* base, int from) {
       return static_cast<char*>(base) + 8192 + from * kPieces * kPieceBytes;
@@ -505,7 +499,7 @@ TEST_F(CudaFabricTest, RoomIsMadeOnceBeforeAWindowIsRefused) {
     options.make_room = [&asked] { ++asked; };
   });
   const auto create = [&](bool succeeds) {
-    on_ranks(2, [&](int rank) {
+    on_each(2, [&](int rank) {
       EXPECT_EQ(fabric(rank).create_window(4096, soon()).is_ok(), succeeds) << rank;
     });
   };
@@ -551,7 +545,7 @@ TEST_F(CudaFabricTest, AWindowRefusedOnOneRankIsRefusedOnAllAndTheFabricGoesOn) 
   const int objects = driver_.live_objects();
   for (int stage = 1; stage <= 5; ++stage) {
     broken = stage;
-    on_ranks(3, [&](int rank) {
+    on_each(3, [&](int rank) {
       auto made = fabric(rank).create_window(4096, soon());
       EXPECT_FALSE(made.is_ok());
       EXPECT_THAT(made.status().to_string(), HasSubstr("rank 2"));

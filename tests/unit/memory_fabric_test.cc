@@ -8,6 +8,8 @@
 #include <cstring>
 #include <thread>
 
+#include "tests/on_each.h"
+
 namespace tide {
 namespace {
 
@@ -25,19 +27,11 @@ WaitGuard guard_of(milliseconds timeout, const std::atomic<bool>* failed = nullp
   return guard;
 }
 
-// Runs `body(rank)` on one thread per rank.
-template <class Body>
-void on_ranks(int ranks, Body body) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&body, rank] { body(rank); });
-  for (std::thread& thread : threads) thread.join();
-}
-
 // All ranks' parts of one window.
 std::vector<std::shared_ptr<Window>> windows_of(std::vector<std::unique_ptr<Fabric>>& fabrics,
                                                 int64_t bytes) {
   std::vector<std::shared_ptr<Window>> windows(fabrics.size());
-  on_ranks(static_cast<int>(fabrics.size()), [&](int rank) {
+  on_each(static_cast<int>(fabrics.size()), [&](int rank) {
     auto made = fabrics[static_cast<size_t>(rank)]->create_window(bytes, soon());
     ASSERT_TRUE(made.is_ok()) << made.status().to_string();
     windows[static_cast<size_t>(rank)] = made.value();
@@ -69,7 +63,7 @@ TEST(MemoryFabric, SignalComesAfterTheCopiesOfItsQueue) {
   auto fabrics = make_memory_fabrics(kRanks);
   // Layout: word 0..3 "arrived from", word 4..7 "read by", data of rank r at 4096 * (1 + r).
   auto windows = windows_of(fabrics, kBytes * (1 + kRanks));
-  on_ranks(kRanks, [&](int rank) {
+  on_each(kRanks, [&](int rank) {
     Fabric& fabric = *fabrics[static_cast<size_t>(rank)];
     const Window& window = *windows[static_cast<size_t>(rank)];
     const int to = (rank + 1) % kRanks;
@@ -151,7 +145,7 @@ TEST(MemoryFabric, OneRefusalRefusesTheWindowOnAll) {
     return rank == 2 && bytes == 8192 ? Status(ErrorKind::kSystem, "no memory here") : Status::ok();
   };
   auto fabrics = make_memory_fabrics(4, options);
-  on_ranks(4, [&](int rank) {
+  on_each(4, [&](int rank) {
     Fabric& fabric = *fabrics[static_cast<size_t>(rank)];
     const auto refused = fabric.create_window(8192, soon());
     ASSERT_FALSE(refused.is_ok());
@@ -163,7 +157,7 @@ TEST(MemoryFabric, OneRefusalRefusesTheWindowOnAll) {
 
 TEST(MemoryFabric, DifferentSizesAreRefused) {
   auto fabrics = make_memory_fabrics(2);
-  on_ranks(2, [&](int rank) {
+  on_each(2, [&](int rank) {
     const auto made = fabrics[static_cast<size_t>(rank)]->create_window(4096 * (1 + rank), soon());
     ASSERT_FALSE(made.is_ok());
     EXPECT_EQ(made.status().kind(), ErrorKind::kInvalidUse);
@@ -265,7 +259,7 @@ TEST(MemoryFabric, SixtyFourRanksMeet) {
   constexpr int kRanks = 64;
   auto fabrics = make_memory_fabrics(kRanks);
   auto windows = windows_of(fabrics, kRanks * 64);
-  on_ranks(kRanks, [&](int rank) {
+  on_each(kRanks, [&](int rank) {
     Fabric& fabric = *fabrics[static_cast<size_t>(rank)];
     const Window& window = *windows[static_cast<size_t>(rank)];
     for (uint32_t round = 1; round <= 20; ++round) {  // a barrier: everybody signals everybody

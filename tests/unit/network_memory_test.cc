@@ -35,7 +35,7 @@ struct Nodes {
   Network& at(int node) { return *networks[static_cast<size_t>(node)]; }
   template <class Body>
   void each(Body body) {
-    testing::on_each_node(static_cast<int>(networks.size()), body);
+    on_each(static_cast<int>(networks.size()), body);
   }
   void begin_all(uint64_t operation, uint64_t hash = 7) {
     for (auto& network : networks)

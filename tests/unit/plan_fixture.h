@@ -97,13 +97,12 @@ inline Topology make_topology(int nodes, int locals, std::mt19937* random = null
 // Of all parameters, in their own types.
 inline NodeReduceOptions node_reduce_all(const GroupLayout& layout, int64_t segment_bytes,
                                          bool read_add = false) {
+  ReduceOptions all = reduce_all(layout, 1, segment_bytes);
   NodeReduceOptions options;
   options.segment_bytes = segment_bytes;
   options.read_add = read_add;
-  for (int p = 0; p < layout.size(); ++p) {
-    options.subset.push_back(p);
-    options.dtypes.push_back(layout.parameter(p).dtype);
-  }
+  options.subset = std::move(all.subset);
+  options.dtypes = std::move(all.dtypes);
   return options;
 }
 
