@@ -167,6 +167,7 @@ setup(
     install_requires=[
         "click>=8",
         "matplotlib>=3.8",
+        "pyyaml>=6",
         "rich>=13",
     ],  # torch is there already: tide is built for it
     ext_modules=[Extension("tide._C", sources=[])],

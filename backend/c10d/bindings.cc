@@ -10,6 +10,7 @@
 
 #include "backend/c10d/dry_plan.h"
 #include "backend/c10d/process_group_tide.h"
+#include "backend/c10d/simulator_bindings.h"
 #include "backend/c10d/storage_binding.h"
 #include "backend/c10d/tensors.h"
 
@@ -257,5 +258,6 @@ PYBIND11_MODULE(_C, module) {
   tide::bind_plans(module);
   tide::bind_works(module);
   tide::bind_storage_tools(module);
+  tide::bind_simulator(module);
   tide::bind_backend(module);
 }

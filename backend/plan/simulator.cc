@@ -30,12 +30,16 @@ World::World(const std::vector<SimulatedOperation>& operations, const Topology& 
   }
   for (const SimulatedOperation& operation : operations) {
     PieceCounter pieces(*operation.layout, operation.gradient_bytes);
+    int64_t areas = 0;
     for (RankState& state : ranks_) {
-      Tracks tracks = make_tracks(operation.program(state.rank), options.cluster.fabric, &pieces);
+      const Program program = operation.program(state.rank);
+      areas = std::max(areas, area_bytes(program));
+      Tracks tracks = make_tracks(program, options.cluster.fabric, &pieces);
       for (int queue = 0; queue < kQueueCount; ++queue) {
         state.queues[queue].tracks.push_back(std::move(tracks[queue]));
       }
     }
+    report_.area_bytes.push_back(areas);
   }
 }
 

@@ -66,6 +66,7 @@ struct SimulatedRank {
   double sm_s = 0;            // CTAs times the time that they were resident
   double resident_s = 0;      // some kernel was
   int64_t pushed_bytes = 0;   // out of the node port, multicast once
+  int64_t arrived_bytes = 0;  // into the node port
   int64_t rail_bytes = 0;     // out of the rail
   int64_t kernel_bytes = 0;   // read and written by kernels
 };
@@ -73,6 +74,7 @@ struct SimulatedRank {
 struct SimulationReport {
   std::string error;                 // empty: ran to the end
   std::vector<double> end_s;         // by operation, of the slowest rank
+  std::vector<int64_t> area_bytes;   // by operation: arena of one rank, slots aside
   std::vector<SimulatedRank> ranks;  // the simulated ones: all, or those of node 0 by local
   std::vector<SimulatedSpan> spans;
   int64_t events = 0;

@@ -41,6 +41,11 @@ void World::tell(int index, int operation, const Activity& activity, RailEvent k
   schedule(time, event);
 }
 
+void World::arrive_in(int index, int64_t bytes, std::vector<int>* ports) {
+  ranks_[index].report.arrived_bytes += bytes;
+  ports->push_back(ranks_[index].port_in);
+}
+
 // The next job of the engine: its start costs time, then its bytes flow.
 void World::start_engine(int index) {
   RankState& rank = ranks_[index];
@@ -56,10 +61,10 @@ void World::start_engine(int index) {
       std::vector<int> ports = {rank.port_out};
       if (job.activity.peer == kAllPeers) {
         for (int member : topology_.members(rank.node)) {
-          if (member != rank.rank) ports.push_back(ranks_[index_of(member)].port_in);
+          if (member != rank.rank) arrive_in(index_of(member), job.activity.bytes, &ports);
         }
       } else {
-        ports.push_back(ranks_[index_of(job.activity.peer)].port_in);
+        arrive_in(index_of(job.activity.peer), job.activity.bytes, &ports);
       }
       rank.report.pushed_bytes += job.activity.bytes;
       return begin_flow({index, -1}, static_cast<double>(job.activity.bytes), ports);

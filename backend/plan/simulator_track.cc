@@ -207,6 +207,26 @@ PieceCounter::Amount PieceCounter::amount(const Program& program, const Step& st
   return amount;
 }
 
+int64_t area_bytes(const Program& program) {
+  std::set<Space> named;
+  for (const Step& step : program.steps) {
+    if (step.op == Op::kSignal || step.op == Op::kWait || step.op == Op::kArrive) continue;
+    named.insert(step.from);
+    named.insert(step.to);
+  }
+  int64_t bytes = 0;
+  for (Space space : named) {
+    if (space == Space::kStaging || space == Space::kLanding) {
+      bytes += program.areas * program.slices(space) * program.slice_bytes;
+    } else if (space == Space::kPartial || space == Space::kSeat || space == Space::kBlock) {
+      bytes += program.areas * program.slices(space) * program.partial_bytes;
+    } else if (space == Space::kTotal) {
+      bytes += program.slices(space) * program.partial_bytes;
+    }
+  }
+  return bytes;
+}
+
 Tracks make_tracks(const Program& program, const FabricModel& fabric, PieceCounter* pieces) {
   Tracks tracks = TrackMaker(program, fabric, pieces).make();
   Track& pushes = tracks[static_cast<size_t>(Queue::kGatherPush)];

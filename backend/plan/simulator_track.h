@@ -63,4 +63,8 @@ class PieceCounter {
 
 Tracks make_tracks(const Program& program, const FabricModel& fabric, PieceCounter* pieces);
 
+// Bytes of all areas that the program's steps name (staging, landing, partial sums and what
+// follows).
+int64_t area_bytes(const Program& program);
+
 }  // namespace tide::simulating

@@ -106,6 +106,7 @@ class World {
   void signal(int index, int operation, const Activity& activity, double time);
   void tell(int index, int operation, const Activity& activity, RailEvent event, double time);
   void start_engine(int index);
+  void arrive_in(int index, int64_t bytes, std::vector<int>* ports);
   void start_lane(int index, int lane);
   void end_flow(int flow);
   void end_put(int index, int lane);

@@ -19,6 +19,7 @@ VERBS = {
     "doctor": ("tide.doctor", "What this machine and this launch can do, and why not more."),
     "explain": ("tide.explain", "Which rank everyone waited for, from flight records."),
     "parity": ("tide.parity", "A training script stock twice and on tide once: is it right?"),
+    "simulate": ("tide.simulate", "A model's step on a cluster that nobody has to have."),
 }
 """Verb -> (module with a click command named `command`, one line for `tide --help`)."""
 

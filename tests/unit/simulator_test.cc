@@ -175,6 +175,17 @@ TEST(Simulator, BytesOnEachRailAreTheLeast) {
   EXPECT_EQ(sum, int64_t{10} * 4 * 2 * (1 << 20));
 }
 
+// Two areas of: staging, a slice for each of batch x blocks x locals; partial sums, seats, blocks.
+TEST(Simulator, AreasAreCounted) {
+  const Topology topology = uniform_topology(2, 2);
+  const auto layout = shards_of(4 << 20, 4);
+  const SimulationReport report = run(node_reduce(layout, topology), topology);
+  const Program program = node_reduce(layout, topology).program(0);
+  const int64_t staging = 2 * (2 * 2 * 2) * program.slice_bytes;
+  const int64_t partials = 2 * (2 * 2 + 2 * 2 + 2 * 2) * program.partial_bytes;
+  EXPECT_EQ(report.area_bytes[0], staging + partials);
+}
+
 TEST(Simulator, MulticastPushesOnce) {
   const Topology topology = uniform_topology(2, 8);
   const auto layout = shards_of(1 << 20, 16);
@@ -184,6 +195,9 @@ TEST(Simulator, MulticastPushesOnce) {
   const SimulationReport with = run(gather(layout, topology), topology, options);
   EXPECT_EQ(without.ranks[3].pushed_bytes, 7 * 2 * (1 << 20));
   EXPECT_EQ(with.ranks[3].pushed_bytes, 2 * (1 << 20));
+  for (const SimulationReport* report : {&without, &with}) {
+    EXPECT_EQ(report->ranks[3].arrived_bytes, 7 * 2 * (1 << 20));
+  }
   EXPECT_LT(with.end_s[0], without.end_s[0]);
 }
 
