@@ -27,6 +27,7 @@ import tide
 import torch
 import torch.distributed as dist
 from harness import all_gather_list, reduce_scatter_list, run_ranks
+from settings import SAFE
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -35,12 +36,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 ENGINES = ("stock", "tide in_place", "tide slot_reuse")
 COPIES = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")
 OWN_KERNELS = ("accumulate_", "pack", "cast_")
-SAFE = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-    "TIDE_INNER_CUDA": "gloo",
-}
 
 
 class Size:

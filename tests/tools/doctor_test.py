@@ -40,7 +40,7 @@ GOOD: dict[str, Any] = {
     },
     "environment": {},
 }
-BOTH = ("cpu", "cuda")
+ALL = paths.Build(devices=("cpu", "cuda"), hosts=True, multicast=True)
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -50,13 +50,13 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return facts
 
 
-def taken(facts: dict[str, Any], served: tuple[str, ...] = BOTH) -> list[str]:
-    steps = paths.ladders(facts, served, serves_hosts=True)
+def taken(facts: dict[str, Any]) -> list[str]:
+    steps = paths.ladders(facts, ALL)
     return [rung.path if (rung := step.taken) else "" for step in steps]
 
 
 def test_a_machine_with_everything_takes_the_best_paths() -> None:
-    for step in paths.ladders(GOOD, BOTH, serves_hosts=True):
+    for step in paths.ladders(GOOD, ALL):
         assert step.taken is step.rungs[0]
         assert step.better == []
 
@@ -83,7 +83,7 @@ def test_each_obstacle_closes_the_paths_that_need_it(
     path: str, value: Any, ladder: int, rung: int
 ) -> None:
     facts = changed(path, value)
-    step = paths.ladders(facts, BOTH, serves_hosts=True)[ladder]
+    step = paths.ladders(facts, ALL)[ladder]
     assert step.taken is step.rungs[rung]
     for closed in step.better:
         assert all(obstacle.why and obstacle.change for obstacle in closed.obstacles)
@@ -95,9 +95,17 @@ def test_each_obstacle_closes_the_paths_that_need_it(
 
 
 def test_a_build_for_cpus_says_so() -> None:
-    step = paths.ladders(GOOD, ("cpu",), serves_hosts=False)[1]
+    step = paths.ladders(GOOD, paths.Build(("cpu",), hosts=False, multicast=False))[1]
     assert step.taken is step.rungs[-1]
     assert all("serves cpu tensors only" in rung.obstacles[0].why for rung in step.better)
+
+
+def test_a_build_without_multicast_copies_to_each_peer() -> None:
+    step = paths.ladders(GOOD, paths.Build(("cpu", "cuda"), hosts=True, multicast=False))[1]
+    assert step.taken is step.rungs[1]
+    assert [obstacle.why for obstacle in step.rungs[0].obstacles] == [
+        "this build of tide copies to each peer in turn"
+    ]
 
 
 def test_ranks_that_differ_are_named() -> None:

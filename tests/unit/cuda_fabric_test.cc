@@ -115,6 +115,7 @@ TEST_F(CudaFabricTest, DataComesBeforeItsSignalAndNothingSynchronises) {
   constexpr int kRounds = 60;
   constexpr int64_t kPieces = 150;  // more than a batch
   constexpr int64_t kPieceBytes = 72;
+  driver_.devices = kRanks;
   connect_all(kRanks);
   make_windows(8192 + kRanks * kPieces * kPieceBytes);
   const uint64_t before = driver_.synchronisations();
@@ -201,6 +202,37 @@ TEST_F(CudaFabricTest, ThousandsOfSmallCopiesAreAKernels) {
   for (int p = 0; p < kPieces; ++p)
     ASSERT_EQ(std::memcmp(own + 4096 + p * 64, source.data() + p * 64, 61), 0) << p;
   EXPECT_EQ(std::memcmp(own + (1 << 20), source.data() + kPieces * 64, 1 << 20), 0);
+}
+
+// On the own GPU a copy needs SMs in any case, and costs microseconds of them: pieces of half a
+// megabyte go by kernel there, by copy engine elsewhere. A few large ones stay copies.
+TEST_F(CudaFabricTest, ManyPiecesForARankOnTheOwnGpuAreAKernels) {
+  for (const bool same_gpu : {true, false}) {
+    driver_.devices = same_gpu ? 1 : 2;
+    connect_all(2);
+    constexpr int64_t kPiece = 512 << 10;
+    constexpr int kPieces = 60;
+    make_windows(kPieces * kPiece + kPiece);
+    std::vector<char> source(static_cast<size_t>(kPieces * kPiece));
+    for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<char>(i * 7 + i / kPiece);
+    auto* peer = static_cast<char*>(window(0).peer(1)) + kPiece;
+    const auto push = [&](int pieces) {
+      std::vector<CopyBlock> blocks;
+      for (int p = 0; p < pieces; ++p)
+        blocks.push_back({peer + p * kPiece, source.data() + p * kPiece, 1, kPiece, 0, 0});
+      const uint64_t before = driver_.launches();
+      EXPECT_TRUE(fabric(0).copy(0, blocks.data(), pieces).is_ok());
+      return driver_.launches() - before;
+    };
+    EXPECT_EQ(push(9), 0u);
+    EXPECT_EQ(push(kPieces), same_gpu ? 1u : 0u);
+    ASSERT_TRUE(fabric(0).signal(0, word_at(window(0).peer(1), 1), 1).is_ok());
+    ASSERT_TRUE(fabric(1).wait(0, word_at(window(1).own(), 1), 1, guard_of()).is_ok());
+    EXPECT_TRUE(becomes_true([&] { return fabric(1).is_drained(); }));
+    EXPECT_EQ(
+        std::memcmp(static_cast<char*>(window(1).own()) + kPiece, source.data(), source.size()), 0);
+    TearDown();
+  }
 }
 
 TEST_F(CudaFabricTest, BulkIsCutSoThatOthersGetIn) {

@@ -17,11 +17,18 @@ constexpr int64_t kSmallSum =
     int64_t{cuda::kCtas} * cuda::kTileVectors * 4;  // elements; below: small tiles
 constexpr std::chrono::milliseconds kDrainTime{1000};
 
-// A copy costs the host so much whatever its size; where the small ones of a call, made to each
-// peer in turn, would cost it more than a few launches, a kernel writes them to the peer's memory.
-constexpr int64_t kSmallPiece = 64 << 10;  // bytes; the link takes longer than the host for more
-constexpr double kCopyMicroseconds = 0.8;
-constexpr double kWorthAKernelMicroseconds = 300;
+// A copy costs so much whatever its size; where the small ones of a call would cost more than is
+// worth a kernel, one writes them to the peer's memory.
+struct CopyCost {
+  int64_t small_bytes;  // what is larger takes longer than the cost itself
+  double microseconds;
+  double worth_a_kernel;  // microseconds
+};
+// To another GPU: of the host, once for each peer. A copy engine moves the bytes, a kernel would
+// need SMs.
+constexpr CopyCost kCopyToPeer = {64 << 10, 0.8, 300};
+// On the own GPU: of the device. SMs move the bytes in any case.
+constexpr CopyCost kCopyOnOwnGpu = {2 << 20, 6.0, 100};
 
 DevicePointer address(const void* pointer) { return reinterpret_cast<DevicePointer>(pointer); }
 
@@ -99,13 +106,13 @@ Status CudaFabricImpl::copy(int queue, const CopyBlock* blocks, int count) {
   DeviceQueue& to = *found.value();
   // Copies on the own GPU need SMs however they are made: few, and all in one launch.
   ListBuilder local;
-  const bool by_kernel = many_small(blocks, count);
+  const int64_t by_kernel_bytes = largest_by_kernel(blocks, count);
   for (int i = 0; i < count; ++i) {
     const CopyBlock& block = blocks[i];
     if (block.to == block.from) continue;  // a shard that lies at its own place already
     const auto place = window_map_->find(block.to, 1);
     if (place && place->rank != rank()) {
-      if (!by_kernel || block.rows * block.row_bytes > kSmallPiece) {
+      if (block.rows * block.row_bytes > by_kernel_bytes) {
         TIDE_RETURN_IF_ERROR(to.copy(block, place->rank));
         continue;
       }
@@ -120,15 +127,21 @@ Status CudaFabricImpl::copy(int queue, const CopyBlock* blocks, int count) {
   return launch(to, cuda::pack_kernel(), local);
 }
 
-bool CudaFabricImpl::many_small(const CopyBlock* blocks, int count) const {
-  const auto worth = [this](int64_t copies) {
-    return static_cast<double>(copies * (size() - 1)) * kCopyMicroseconds >
-           kWorthAKernelMicroseconds;
+int64_t CudaFabricImpl::largest_by_kernel(const CopyBlock* blocks, int count) const {
+  if (count == 0) return 0;
+  const auto place = window_map_->find(blocks[0].to, 1);  // a call's blocks go to one rank
+  if (!place || place->rank == rank()) return 0;
+  const bool here = shares_gpu_[static_cast<size_t>(place->rank)] != 0;
+  const CopyCost& cost = here ? kCopyOnOwnGpu : kCopyToPeer;
+  const auto worth = [&](int64_t copies) {
+    return static_cast<double>(copies * (here ? 1 : size() - 1)) * cost.microseconds >
+           cost.worth_a_kernel;
   };
-  if (!worth(count)) return false;
-  return worth(std::count_if(blocks, blocks + count, [](const CopyBlock& block) {
-    return block.rows * block.row_bytes <= kSmallPiece;
-  }));
+  if (!worth(count)) return 0;
+  const auto small = std::count_if(blocks, blocks + count, [&](const CopyBlock& block) {
+    return block.rows * block.row_bytes <= cost.small_bytes;
+  });
+  return worth(small) ? cost.small_bytes : 0;
 }
 
 Status CudaFabricImpl::cast(int queue, const CastBlock* blocks, int count) {

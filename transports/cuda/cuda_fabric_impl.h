@@ -82,8 +82,8 @@ class CudaFabricImpl final : public CudaFabric {
   Result<cuda::DeviceQueue*> queue_of(int queue);
   Result<cuda::DevicePart> allocate(int64_t bytes);
   Status launch(cuda::DeviceQueue& queue, const std::string& kernel, cuda::ListBuilder& list);
-  // Whether a kernel makes the small ones of these copies to peers.
-  bool many_small(const CopyBlock* blocks, int count) const;
+  // A kernel makes those of these copies to a peer that are no larger; 0: none.
+  int64_t largest_by_kernel(const CopyBlock* blocks, int count) const;
   bool drain();
 
   const CudaFabricOptions options_;
@@ -93,6 +93,7 @@ class CudaFabricImpl final : public CudaFabric {
   std::unique_ptr<Fabric> host_;
   std::shared_ptr<cuda::DeviceContext> device_;
   std::shared_ptr<WindowMap> window_map_;
+  std::vector<char> shares_gpu_;  // by rank: it is on this rank's GPU
   std::unique_ptr<cuda::KernelLibrary> kernels_;
   std::shared_ptr<cuda::DeviceWindow> words_;  // own lines: flag of poison, zero, then one a queue
   void* progress_ = nullptr;                   // host memory: one line a queue

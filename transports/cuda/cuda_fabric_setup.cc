@@ -124,6 +124,7 @@ Status CudaFabricImpl::meet_peers(Deadline deadline) {
         host_->signal(0, static_cast<uint32_t*>(cards.value()->peer(peer)) + rank(), 1));
   }
   Status answer;
+  shares_gpu_.assign(static_cast<size_t>(size()), 0);
   for (int peer = 0; peer < size(); ++peer) {
     guard.what = "the GPU of rank " + std::to_string(peer);
     guard.check = [this, peer] { return host_->peer_status(peer); };
@@ -131,6 +132,7 @@ Status CudaFabricImpl::meet_peers(Deadline deadline) {
         host_->wait(0, static_cast<uint32_t*>(cards.value()->own()) + peer, 1, guard));
     Card card;
     std::memcpy(&card, static_cast<char*>(cards.value()->peer(peer)) + kCardAt, sizeof(card));
+    shares_gpu_[static_cast<size_t>(peer)] = card.uuid == own.uuid ? 1 : 0;
     if (answer.is_ok()) answer = can_reach(*device_, card.uuid, card.is_mig != 0);
   }
   return answer;

@@ -29,6 +29,15 @@ def serves_hosts() -> bool:
     return "TIDE_RAILS" in knobs.KNOBS
 
 
+def serves_multicast() -> bool:
+    """The engine's gathers make one copy for each peer."""
+    return False
+
+
+def build() -> paths.Build:
+    return paths.Build(served_devices(), serves_hosts(), serves_multicast())
+
+
 @click.command("doctor")
 @look.json_option
 @click.option(
@@ -65,7 +74,7 @@ def command(as_json: bool, timeout: float) -> int:
         if rank != 0:
             return 0
         different = launches.differences(received)
-    steps = paths.ladders(facts, served_devices(), serves_hosts(), launch.get("hosts", 1))
+    steps = paths.ladders(facts, build(), launch.get("hosts", 1))
     if as_json:
         look.print_json(as_dict(facts, steps, knob_states, different))
     else:

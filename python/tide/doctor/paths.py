@@ -50,15 +50,22 @@ class Ladder:
         return list(self.rungs[: self.rungs.index(taken)] if taken else self.rungs)
 
 
-def ladders(
-    facts: Facts, served: Sequence[str], serves_hosts: bool, hosts: int = 1
-) -> list[Ladder]:
-    """served: the devices that this build of tide serves; serves_hosts: whether it goes between
-    hosts. hosts: of the launch."""
-    result = [cpu_inside(facts, served)]
+@dataclass(frozen=True)
+class Build:
+    """What this build of tide can do: the devices that it serves, whether it goes between hosts,
+    and whether one copy of its engine reaches all peers."""
+
+    devices: Sequence[str]
+    hosts: bool
+    multicast: bool
+
+
+def ladders(facts: Facts, build: Build, hosts: int = 1) -> list[Ladder]:
+    """hosts: of the launch."""
+    result = [cpu_inside(facts, build.devices)]
     if facts["gpus"]["devices"]:
-        result.append(gpu_inside(facts, served))
-    result.append(between(facts, serves_hosts, hosts))
+        result.append(gpu_inside(facts, build))
+    result.append(between(facts, build.hosts, hosts))
     return result
 
 
@@ -94,7 +101,7 @@ def cpu_inside(facts: Facts, served: Sequence[str]) -> Ladder:
     )
 
 
-def gpu_inside(facts: Facts, served: Sequence[str]) -> Ladder:
+def gpu_inside(facts: Facts, build: Build) -> Ladder:
     gpus, versions, environment = facts["gpus"], facts["versions"], facts["environment"]
     devices = gpus["devices"]
     usable = versions["tide extension"].startswith("built for")
@@ -104,8 +111,8 @@ def gpu_inside(facts: Facts, served: Sequence[str]) -> Ladder:
     base = (
         (usable, versions["tide extension"], "rebuild tide in this environment: pip install ."),
         (
-            "cuda" in served,
-            f"this build of tide serves {', '.join(served)} tensors only",
+            "cuda" in build.devices,
+            f"this build of tide serves {', '.join(build.devices)} tensors only",
             "install a tide that serves CUDA tensors",
         ),
         (
@@ -141,7 +148,7 @@ def gpu_inside(facts: Facts, served: Sequence[str]) -> Ladder:
         (
             Rung(
                 "tide: copy engines, one multicast copy to all peers",
-                found(*base, *one, *peers, *nvlink, *multicast(devices, environment)),
+                found(*base, *one, *peers, *nvlink, *multicast(devices, environment, build)),
             ),
             Rung(
                 "tide: copy engines, one copy to each peer over NVLink",
@@ -153,10 +160,17 @@ def gpu_inside(facts: Facts, served: Sequence[str]) -> Ladder:
     )
 
 
-def multicast(devices: list[Facts], environment: Facts) -> list[tuple[bool, str, str]]:
+def multicast(
+    devices: list[Facts], environment: Facts, build: Build
+) -> list[tuple[bool, str, str]]:
     off = [n for n, value in MULTICAST_SWITCHES.items() if environment.get(n) == value]
     capable = all(device.get("multicast") for device in devices)
     return [
+        (
+            build.multicast,
+            "this build of tide copies to each peer in turn",
+            "install a tide that copies by multicast",
+        ),
         (
             capable,
             "a GPU has no multicast: no NVSwitch, or the fabric manager does not run",
