@@ -1,5 +1,5 @@
-"""The measurements that a GPU is needed for, run once on the CPU with small sizes: they end well and
-keep whole numbers."""
+"""The measurements that a GPU is needed for, run once on the CPU with small sizes: they end well
+and keep whole numbers."""
 
 from __future__ import annotations
 
