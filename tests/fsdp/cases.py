@@ -409,7 +409,12 @@ CASES: dict[str, Case] = {
     "checkpointed": Case(Model, checkpointed),
     "compiled": Case(Model, compiled),
     "tensor_parallel": Case(lambda: Model(hidden=36), tensor_parallel, keeps_groups=True),
-    "sequence_parallel": Case(lambda: Model(hidden=36), sequence_parallel, keeps_groups=True),
+    "sequence_parallel": Case(
+        lambda: Model(hidden=36),
+        sequence_parallel,
+        keeps_groups=True,
+        gloo_ends_on_gpu=True,  # coalesced all-gather
+    ),
     "expert_mesh": Case(ExpertModel, expert_mesh, since=(2, 12)),
     "pipeline_like": Case(Model, masters, step=accumulate(pipeline_like)),
     "kept_storage": Case(Model, by_block, prepare=keep_storage, calls_served=False, since=(2, 15)),

@@ -39,10 +39,12 @@ DEVICE = os.environ.get("TIDE_TEST_DEVICE", "cpu")
 
 
 class Setting:
-    """One engine during one training: makes meshes on it."""
+    """One engine during one training: makes meshes on it. `over_tide`: stock FSDP2's groups are
+    tide's, which delegates every call, where Gloo's own calls end the process."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, over_tide: bool = False) -> None:
         self.engine, _, words = engine.partition(":")
+        self.over_tide = over_tide
         self.options = dict(word.split("=") for word in words.split(",") if word)
         self.groups: list[dist.ProcessGroup] = []
 
@@ -72,6 +74,8 @@ class Setting:
         self.groups.clear()
 
     def _backend(self) -> Any:
+        if self.engine != "tide" and self.over_tide:
+            return ("tide", tide.Options(inner_cuda="gloo", fsdp="0"))
         if self.engine != "tide":
             return ("gloo" if DEVICE == "cpu" else "cpu:gloo,cuda:gloo", None)
         values = {
@@ -101,6 +105,8 @@ class Case:
     optimizer: Callable[[nn.Module], Any] = lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2)
     prepare: Callable[[nn.Module], None] = lambda _: None  # after sharding
     keeps_groups: bool = False  # DTensor remembers meshes by their ranks, and so their groups
+    # On a GPU Gloo ends the process in a call that this case makes beside FSDP2's.
+    gloo_ends_on_gpu: bool = False
     calls_served: bool = True  # no call of a served group goes stock
     since: tuple[int, int] = (2, 11)  # the first torch whose stock FSDP2 can do it
     exact_beside_stock: bool = True  # stock does the same arithmetic around its collectives
@@ -121,7 +127,7 @@ class Outcome:
 class Trainer:
     def __init__(self, case: Case, engine: str, moved: bool = False) -> None:
         self.case = case
-        self.setting = Setting(engine)
+        self.setting = Setting(engine, DEVICE != "cpu" and case.gloo_ends_on_gpu)
         torch.manual_seed(0)
         self.model = case.build()
         if moved:
