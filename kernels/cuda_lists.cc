@@ -140,14 +140,14 @@ bool ListBuilder::append(const CopyBlock& block) {
   return true;
 }
 
-bool ListBuilder::append_multicast(const void* multicast, void* output, int64_t numel,
-                                   DType output_dtype, const AccumulateOptions& options) {
-  if (numel <= 0) return true;
+bool ListBuilder::append_multicast(const ReadAddBlock& block, const AccumulateOptions& options) {
+  if (block.numel <= 0) return true;
   if (words_ + kCastWords > kListWords) return false;
-  set_options(output_dtype, options);
-  uint64_t* words = begin_block(
-      kCastWords, divide_up(numel, int64_t{kThreads} * kMulticastUnroll * 4), output, numel);
-  words[kFrom] = address(multicast);
+  set_options(block.output_dtype, options);
+  uint64_t* words =
+      begin_block(kCastWords, divide_up(block.numel, int64_t{kThreads} * kMulticastUnroll * 4),
+                  block.output, block.numel);
+  words[kFrom] = address(block.from);
   return true;
 }
 

@@ -36,9 +36,7 @@ class ListBuilder {
   bool append(const CastBlock& block);
   // Empty rectangles vanish.
   bool append(const CopyBlock& block);
-  // output = round(scale * the switch's sum of the fp32 elements at a multicast address).
-  bool append_multicast(const void* multicast, void* output, int64_t numel, DType output_dtype,
-                        const AccumulateOptions& options);
+  bool append_multicast(const ReadAddBlock& block, const AccumulateOptions& options);
 
  private:
   void set_options(DType output, const AccumulateOptions& options);

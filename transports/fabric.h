@@ -46,8 +46,9 @@ class KeyValueStore {
 
 struct Capabilities {
   bool blocking = true;    // see above
-  bool multicast = false;  // kAllPeers copies reach every peer in one operation
+  bool multicast = false;  // windows may be opened to all; equal on all ranks
   std::string kind;        // "host", "memory", "cuda"
+  std::string no_multicast = "this fabric has no multicast";  // the reason, where there is none
 };
 
 // Memory of this rank that its peers can write, and theirs. Every rank's part has the same size.
@@ -57,6 +58,9 @@ class Window {
   virtual int64_t bytes() const = 0;
   virtual void* own() const = 0;           // zeroed at creation, 4096-byte aligned (cuda: 2 MiB)
   virtual void* peer(int rank) const = 0;  // mapped here; peer(own rank) == own()
+  // After Fabric::open_to_all: stands for the same offset of every rank's part at once, the own one
+  // too. Only copy() writes there and only read_add() reads. Null before.
+  virtual void* all() const { return nullptr; }
 };
 
 // Rectangle of bytes; pitches are ignored when rows == 1. Source and destination never overlap.
@@ -95,6 +99,17 @@ struct CastBlock {
   DType from_dtype = DType::kFloat32;
 };
 
+// For i < numel, over from[i] of every rank, fp32 at a multiple of 16 bytes behind Window::all():
+//   output[i] = round(scale * (sum over the ranks))
+//   output[i] = round(output[i] + scale * (sum over the ranks))       with add_to_output
+// The order of the sum is not fixed: not bit-reproducible.
+struct ReadAddBlock {
+  void* output = nullptr;
+  const void* from = nullptr;
+  int64_t numel = 0;
+  DType output_dtype = DType::kFloat32;
+};
+
 // What ends a wait that is not satisfied: a deadline that runs from the moment the wait began, the
 // group's failure flag, or `check` (called about every 100 ms and at wake-ups; a status that is not
 // OK ends the wait with it).
@@ -120,10 +135,18 @@ class Fabric {
   // nothing behind; the fabric stays usable.
   virtual Result<std::shared_ptr<Window>> create_window(int64_t bytes, Deadline deadline) = 0;
 
+  // Collective, where Capabilities::multicast: gives the window its all(). Any rank's refusal is
+  // kUnsupported on all of them with that rank's reason, and leaves the window as it was.
+  virtual Status open_to_all(Window& window, Deadline deadline);
+
+  // A copy to an address of Window::all() is one to every rank, for signals too.
   virtual Status copy(int queue, const CopyBlock* blocks, int count) = 0;
   virtual Status cast(int queue, const CastBlock* blocks, int count) = 0;
   virtual Status accumulate(int queue, const AccumulateBlock* blocks, int count,
                             const AccumulateOptions& options) = 0;
+  // Sums only. Ordered like a copy.
+  virtual Status read_add(int queue, const ReadAddBlock* blocks, int count,
+                          const AccumulateOptions& options);
 
   // Stores value into *word, a 4-byte aligned word inside a window of a peer (or the own window),
   // and wakes a waiter there.
@@ -149,5 +172,13 @@ class Fabric {
   // joins threads. No call is in flight. Idempotent. Mapped windows stay.
   virtual void close() = 0;
 };
+
+inline Status Fabric::open_to_all(Window&, Deadline) {
+  return {ErrorKind::kUnsupported, capabilities().no_multicast};
+}
+
+inline Status Fabric::read_add(int, const ReadAddBlock*, int, const AccumulateOptions&) {
+  return {ErrorKind::kInternal, "a read-add on a fabric without multicast"};
+}
 
 }  // namespace tide

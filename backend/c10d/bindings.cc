@@ -76,6 +76,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("node_size", &OptionsTide::node_size)
       .def_readwrite("memory_mode", &OptionsTide::memory_mode)
       .def_readwrite("fsdp", &OptionsTide::fsdp)
+      .def_readwrite("multicast", &OptionsTide::multicast)
       .def_readwrite("own_collectives", &OptionsTide::own_collectives)
       .def_readwrite("arena_limit_bytes", &OptionsTide::arena_limit_bytes)
       .def_readwrite("staging_slice_bytes", &OptionsTide::staging_slice_bytes)

@@ -73,6 +73,10 @@ Result<std::shared_ptr<Group>> EngineLink::make() {
   cuda_options.device = options.device;
   cuda_options.api = cuda::driver();
   cuda_options.images = cuda::kernel_images();
+  if (!options.multicast) {
+    cuda_options.multicast =
+        Status(ErrorKind::kUnsupported, "NVLink multicast is off: TIDE_MULTICAST=0");
+  }
   cuda_options.make_room = options.make_room;
   Result<std::unique_ptr<CudaFabric>> fabric = connect_cuda_fabric(cuda_options, *store_);
   if (!fabric.is_ok()) return fabric.status();

@@ -28,6 +28,7 @@ struct EngineLinkOptions {
   GroupOptions group;
   int rank = 0;
   int size = 1;
+  bool multicast = true;     // false: this rank does not want it, so the group has none
   int64_t node_size = 0;     // 0: ranks of one host are one node
   int device = kHostMemory;  // whose memory the group serves: a GPU's ordinal in this process
   std::function<void()> make_room;  // see CudaFabricOptions

@@ -25,6 +25,7 @@ struct OptionsTide : c10d::Backend::Options {
   int64_t node_size = -1;          // cut one host's ranks into nodes of this many; 0: one node
   std::string memory_mode;         // "in_place" or "slot_reuse"
   std::string fsdp;                // "both", "gather", "reduce" or "0"
+  std::string multicast;           // "auto", or "0": this rank does not want it
   int64_t own_collectives = -1;    // 0: hand the layout collectives to the inner backend too
   int64_t arena_limit_bytes = -1;  // of this process, all groups together; 0: none
   int64_t staging_slice_bytes = -1;

@@ -26,6 +26,7 @@ EngineLinkOptions engine_options(const OptionsTide& options, int rank, int size,
   link.rank = rank;
   link.size = size;
   link.node_size = options.node_size;
+  link.multicast = options.multicast != "0";
   return link;
 }
 

@@ -19,6 +19,7 @@ class Options(torch._C._distributed_c10d.Backend.Options):
     node_size: int
     memory_mode: str
     fsdp: str
+    multicast: str
     own_collectives: int
     arena_limit_bytes: int
     staging_slice_bytes: int

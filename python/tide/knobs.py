@@ -77,6 +77,12 @@ KNOBS: dict[str, Knob] = {
             minimum=4096,
         ),
         Knob(
+            "TIDE_MULTICAST",
+            "auto",
+            "NVLink multicast where every rank may use it; 0 on any rank: copies to each peer",
+            ("auto", "0"),
+        ),
+        Knob(
             "TIDE_FLIGHT_RECORD",
             "256",
             "operations that a group's flight record shows; more than 512 are not kept",

@@ -19,6 +19,7 @@ _WORDS = {
     "inner_cuda": "TIDE_INNER_CUDA",
     "memory_mode": "TIDE_MEMORY_MODE",
     "fsdp": "TIDE_FSDP",
+    "multicast": "TIDE_MULTICAST",
 }
 _NUMBERS = {
     "node_size": "TIDE_NODE_SIZE",
@@ -42,6 +43,7 @@ def Options(timeout: timedelta | None = None, **fields: Any) -> _C.Options:
     "nccl").
     node_size: cuts one host's ranks into nodes of this many (0: one node).
     memory_mode: "in_place" or "slot_reuse". fsdp: "both", "gather", "reduce" or "0".
+    multicast: "auto" or "0".
     own_collectives: 0 hands the layout collectives to the inner backend.
     arena_limit_bytes, staging_slice_bytes, landing_slice_bytes, flight_record_size: numbers, sizes
     in bytes.

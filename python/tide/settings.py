@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from tide.options import FIELDS
 
-MAY_DIFFER = ("arena_limit_bytes", "flight_record_size")  # limits of memory, and what is shown
+# Limits of memory, what is shown, and what is voted about.
+MAY_DIFFER = ("arena_limit_bytes", "flight_record_size", "multicast")
 COMPARED = {field: knob for field, knob in FIELDS.items() if field not in MAY_DIFFER}
 
 _FIRST, _DIFFERENCE, _COMPARED_BY = "settings/first", "settings/difference", "settings/compared"

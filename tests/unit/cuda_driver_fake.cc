@@ -17,6 +17,7 @@
 #include "kernels/cast.h"
 #include "kernels/copy.h"
 #include "kernels/cuda_lists.h"
+#include "tests/unit/cuda_multicast_fake.h"
 
 namespace tide::cuda {
 namespace {
@@ -88,7 +89,7 @@ class FakeStream {
 };
 
 // What a list's kernel does, by the processor's kernels.
-void run_list(const std::string& name, const List& list) {
+void run_list(const std::string& name, const List& list, const FakeMulticast& multicast) {
   const uint64_t* block = list.words;
   const bool poisoned =
       list.head.poison != nullptr &&
@@ -96,29 +97,38 @@ void run_list(const std::string& name, const List& list) {
   for (uint32_t b = 0; b < list.head.blocks; ++b) {
     void* to = reinterpret_cast<void*>(block[kTo]);
     const auto numel = static_cast<int64_t>(block[kNumel]);
-    if (name.starts_with("accumulate_")) {
+    const uint32_t output = list.head.flags & kOutputMask;
+    const DType output_dtype = output == kOutputFp32   ? DType::kFloat32
+                               : output == kOutputBf16 ? DType::kBFloat16
+                                                       : DType::kFloat16;
+    const float nan = std::bit_cast<float>(0x7fc00000u);
+    AccumulateOptions options;
+    options.scale = poisoned ? nan : list.head.scale;
+    options.add_to_output = (list.head.flags & kAddToOutput) != 0;
+    if (name == multicast_kernel()) {  // the members in some order: that of their devices
+      AccumulateBlock sum;
+      for (const char* member : multicast.members(block[kFrom])) sum.slices.push_back(member);
+      sum.output = to;
+      sum.numel = numel;
+      sum.output_dtype = output_dtype;
+      (void)accumulate_block(sum, options);
+      block += kCastWords;
+    } else if (name.starts_with("accumulate_")) {
       AccumulateBlock sum;
       sum.slice_dtype = name.ends_with("bf16")   ? DType::kBFloat16
                         : name.ends_with("fp16") ? DType::kFloat16
                                                  : DType::kFloat32;
-      const uint32_t output = list.head.flags & kOutputMask;
-      sum.output_dtype = output == kOutputFp32   ? DType::kFloat32
-                         : output == kOutputBf16 ? DType::kBFloat16
-                                                 : DType::kFloat16;
+      sum.output_dtype = output_dtype;
       const uint64_t count = block[kSlices] & 0xffffffffu;
       for (uint64_t s = 0; s < count; ++s)
         sum.slices.push_back(reinterpret_cast<const void*>(block[kAccumulateWords + s]));
       sum.output = to;
       sum.numel = count == 0 ? 0 : numel;
       sum.pad_numel = count == 0 ? numel : 0;
-      const float nan = std::bit_cast<float>(0x7fc00000u);
       if (count == 0) {
         static const float zero = 0;
         sum.slices.push_back(&zero);
       }
-      AccumulateOptions options;
-      options.scale = poisoned ? nan : list.head.scale;
-      options.add_to_output = (list.head.flags & kAddToOutput) != 0;
       (void)accumulate_block(sum, options);
       block += kAccumulateWords + count;
     } else if (name.starts_with("cast_")) {
@@ -159,6 +169,13 @@ class FakeDriver::State {
   AllocationHandle next_handle = 1;
   uintptr_t next_event = 1;
   std::string misuses;
+  FakeMulticast multicast{[this](const std::string& what) { misuse(what); }};
+
+  // What a store to `to` reaches: the memory there, or all members' of a multicast object.
+  std::vector<char*> targets(DevicePointer to) const {
+    std::vector<char*> members = multicast.members(to);
+    return members.empty() ? std::vector<char*>{host(to)} : members;
+  }
 
   void misuse(const std::string& what) {
     std::lock_guard lock(mutex);
@@ -200,8 +217,11 @@ int FakeDriver::live_objects() const {
   std::lock_guard lock(state_->mutex);
   return static_cast<int>(state_->allocations.size() + state_->reserved.size() +
                           state_->mappings.size() + state_->streams.size() +
-                          state_->host_memory.size());
+                          state_->host_memory.size()) +
+         state_->multicast.live();
 }
+
+int FakeDriver::multicast_creates() const { return state_->multicast.creates(); }
 
 DriverApi FakeDriver::api(int process) {
   DriverApi api;
@@ -244,8 +264,8 @@ DriverApi FakeDriver::api(int process) {
     uuid->bytes[0] = static_cast<unsigned char>(device + 1);
     return kSuccess;
   };
-  api.device_attribute = [](int* value, int attribute, Device) {
-    *value = attribute == kAttributeMulticast ? 0 : 1;
+  api.device_attribute = [this](int* value, int attribute, Device) {
+    *value = attribute != kAttributeMulticast || multicast ? 1 : 0;
     return kSuccess;
   };
   api.can_access_peer = [this](int* can, Device, Device) {
@@ -378,6 +398,8 @@ DriverApi FakeDriver::api(int process) {
     return kSuccess;
   };
   api.memory_release = [state](AllocationHandle handle) {
+    if (state->multicast.owns(handle)) return state->multicast.release(handle);
+    if (state->multicast.is_bound(handle)) state->misuse("memory released while it is bound");
     std::lock_guard lock(state->mutex);
     const auto found = state->allocations.find(handle);
     if (found == state->allocations.end()) return kInvalidHandle;
@@ -386,13 +408,17 @@ DriverApi FakeDriver::api(int process) {
     return kSuccess;
   };
   api.memory_export = [state](void* descriptor, AllocationHandle handle, int, unsigned long long) {
+    const int object = state->multicast.share(handle);
     std::lock_guard lock(state->mutex);
-    const int fd = ::dup(state->allocations.at(handle).first);
+    const int fd = object >= 0 ? object : ::dup(state->allocations.at(handle).first);
     std::memcpy(descriptor, &fd, sizeof(fd));
     return fd >= 0 ? kSuccess : kInvalidValue;
   };
   api.memory_import = [state](AllocationHandle* handle, void* descriptor, int) {
-    const int fd = ::dup(static_cast<int>(reinterpret_cast<intptr_t>(descriptor)));
+    const int given = static_cast<int>(reinterpret_cast<intptr_t>(descriptor));
+    const Code taken = state->multicast.take(handle, given);
+    if (taken != kNotFound) return taken;
+    const int fd = ::dup(given);
     if (fd < 0) return kInvalidValue;
     std::lock_guard lock(state->mutex);
     *handle = state->next_handle++;
@@ -418,6 +444,7 @@ DriverApi FakeDriver::api(int process) {
   };
   api.memory_map = [state](DevicePointer at, size_t bytes, size_t offset, AllocationHandle handle,
                            unsigned long long) {
+    if (state->multicast.owns(handle)) return state->multicast.map(at, bytes, offset, handle);
     std::lock_guard lock(state->mutex);
     const auto found = state->allocations.find(handle);
     if (offset != 0 || found == state->allocations.end()) return kInvalidValue;
@@ -428,6 +455,7 @@ DriverApi FakeDriver::api(int process) {
     return kSuccess;
   };
   api.memory_unmap = [state](DevicePointer at, size_t bytes) {
+    if (state->multicast.unmap(at, bytes)) return kSuccess;
     std::lock_guard lock(state->mutex);
     const auto found = state->mappings.find(at);
     if (found == state->mappings.end() || found->second.first != bytes) return kInvalidValue;
@@ -455,40 +483,44 @@ DriverApi FakeDriver::api(int process) {
     return kSuccess;
   };
 
-  api.copy = [this, enqueue](DevicePointer to, DevicePointer from, size_t bytes, Stream stream) {
+  const auto put = [state](DevicePointer to, const char* from, size_t bytes) {
+    for (char* target : state->targets(to)) {
+      if (target != from) std::memcpy(target, from, bytes);
+    }
+  };
+  api.copy = [this, put, enqueue](DevicePointer to, DevicePointer from, size_t bytes,
+                                  Stream stream) {
     ++copies_;
-    return enqueue(stream, "copy", [to, from, bytes] {
+    return enqueue(stream, "copy", [put, to, from, bytes] {
       if (bytes == sizeof(uint32_t) && to % 4 == 0) {  // a signal: whole at once
         store(to, std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(from)).load());
       } else {
-        std::memcpy(host(to), host(from), bytes);
+        put(to, host(from), bytes);
       }
       return true;
     });
   };
-  api.copy_2d = [this, enqueue](const Copy2D* copy, Stream stream) {
+  api.copy_2d = [this, put, enqueue](const Copy2D* copy, Stream stream) {
     ++copies_;
-    return enqueue(stream, "copy_2d", [c = *copy] {
-      for (size_t row = 0; row < c.height; ++row) {
-        std::memcpy(host(c.target) + row * c.target_pitch, host(c.source) + row * c.source_pitch,
-                    c.width_bytes);
-      }
+    return enqueue(stream, "copy_2d", [put, c = *copy] {
+      for (size_t row = 0; row < c.height; ++row)
+        put(c.target + row * c.target_pitch, host(c.source) + row * c.source_pitch, c.width_bytes);
       return true;
     });
   };
-  api.copy_batch = [this, state, enqueue](DevicePointer* to, DevicePointer* from, size_t* bytes,
-                                          size_t count, CopyAttributes* attributes, size_t* first,
-                                          size_t kinds, Stream stream) -> Code {
+  api.copy_batch = [this, state, put, enqueue](DevicePointer* to, DevicePointer* from,
+                                               size_t* bytes, size_t count,
+                                               CopyAttributes* attributes, size_t* first,
+                                               size_t kinds, Stream stream) -> Code {
     ++batches_;
     if (count > kMostPieces) state->misuse("a batch of " + std::to_string(count) + " pieces");
     if (kinds != 1 || first[0] != 0 || attributes[0].source_order != 1) return kInvalidValue;
     // No order inside a batch: last piece first.
     return enqueue(stream, "copy_batch",
-                   [to = std::vector<DevicePointer>(to, to + count),
+                   [put, to = std::vector<DevicePointer>(to, to + count),
                     from = std::vector<DevicePointer>(from, from + count),
                     bytes = std::vector<size_t>(bytes, bytes + count)] {
-                     for (size_t i = to.size(); i-- > 0;)
-                       std::memcpy(host(to[i]), host(from[i]), bytes[i]);
+                     for (size_t i = to.size(); i-- > 0;) put(to[i], host(from[i]), bytes[i]);
                      return true;
                    });
   };
@@ -555,11 +587,17 @@ DriverApi FakeDriver::api(int process) {
     ++launches_;
     if (x > kCtas) state->misuse("a launch of " + std::to_string(x) + " CTAs");
     auto list = std::make_shared<List>(*static_cast<const List*>(parameters[0]));
-    return enqueue(stream, "launch", [list, name = *reinterpret_cast<std::string*>(function)] {
-      run_list(name, *list);
-      return true;
-    });
+    return enqueue(stream, "launch",
+                   [state, list, name = *reinterpret_cast<std::string*>(function)] {
+                     run_list(name, *list, state->multicast);
+                     return true;
+                   });
   };
+  api.multicast = state->multicast.entries([state](AllocationHandle memory) {
+    std::lock_guard lock(state->mutex);
+    const auto found = state->allocations.find(memory);
+    return found == state->allocations.end() ? -1 : found->second.first;
+  });
   return api;
 }
 

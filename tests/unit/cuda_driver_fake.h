@@ -39,9 +39,11 @@ class FakeDriver {
   uint64_t memsets_of_one_word() const { return one_word_memsets_.load(); }
   // Allocations, mappings and streams that nobody has given back.
   int live_objects() const;
+  int multicast_creates() const;  // calls of it, refused ones too
 
   std::atomic<int> devices{2};
   std::atomic<bool> peer_access{true};
+  std::atomic<bool> multicast{false};  // the attribute; the calls are always there
   std::atomic<bool> capturing{false};  // every stream records a graph
 
   class State;

@@ -53,7 +53,7 @@ class CudaFabricTest : public testing::Test {
       CudaFabricOptions options;
       options.host.rank = rank;
       options.host.size = ranks;
-      options.host.group = "test";
+      options.host.group = connects_ == 0 ? "test" : "test " + std::to_string(connects_);
       options.host.deadline = soon();
       options.device = rank % driver_.devices;
       options.api = driver_.api(rank);
@@ -63,6 +63,7 @@ class CudaFabricTest : public testing::Test {
       answers_[static_cast<size_t>(rank)] = made.status();
       if (made) fabrics_[static_cast<size_t>(rank)] = std::move(made.value());
     });
+    ++connects_;
   }
   void connect_all(int ranks) {
     connect(ranks);
@@ -89,6 +90,7 @@ class CudaFabricTest : public testing::Test {
 
   FakeDriver driver_;
   MemoryStore store_;
+  int connects_ = 0;  // each by a name of its own: the store keeps what the last one said
   std::vector<Status> answers_;
   std::vector<std::unique_ptr<CudaFabric>> fabrics_;
   std::vector<std::shared_ptr<Window>> windows_;

@@ -91,9 +91,10 @@ Status CudaFabricImpl::open() const {
   return Status::ok();
 }
 
-Status CudaFabricImpl::launch(DeviceQueue& queue, const std::string& kernel, ListBuilder& list) {
+Status CudaFabricImpl::launch(DeviceQueue& queue, const std::string& kernel, ListBuilder& list,
+                              unsigned most_ctas) {
   list.set_poison(static_cast<const uint32_t*>(words_->own()));
-  const Status status = kernels_->launch(queue.stream(), kernel, list);
+  const Status status = kernels_->launch(queue.stream(), kernel, list, most_ctas);
   list.clear();
   return status;
 }
@@ -104,6 +105,7 @@ Status CudaFabricImpl::copy(int queue, const CopyBlock* blocks, int count) {
   Result<DeviceQueue*> found = queue_of(queue);
   TIDE_RETURN_IF_ERROR(found.status());
   DeviceQueue& to = *found.value();
+  if (count > 0 && multicast_map_->find(blocks[0].to, 1)) return copy_to_all(to, blocks, count);
   // Copies on the own GPU need SMs however they are made: few, and all in one launch.
   ListBuilder local;
   const int64_t by_kernel_bytes = largest_by_kernel(blocks, count);
@@ -125,6 +127,39 @@ Status CudaFabricImpl::copy(int queue, const CopyBlock* blocks, int count) {
   }
   TIDE_RETURN_IF_ERROR(to.flush());
   return launch(to, cuda::pack_kernel(), local);
+}
+
+// By copy engine alone: a kernel's plain store to such an address means nothing.
+Status CudaFabricImpl::copy_to_all(DeviceQueue& queue, const CopyBlock* blocks, int count) {
+  for (int i = 0; i < count; ++i) TIDE_RETURN_IF_ERROR(queue.copy(blocks[i], rank()));
+  for (int peer = 0; peer < size(); ++peer) queue.wrote_to(peer);
+  return queue.flush();
+}
+
+Status CudaFabricImpl::read_add(int queue, const ReadAddBlock* blocks, int count,
+                                const AccumulateOptions& options) {
+  TIDE_RETURN_IF_ERROR(usable());
+  const ContextGuard guard(*device_);
+  Result<DeviceQueue*> found = queue_of(queue);
+  TIDE_RETURN_IF_ERROR(found.status());
+  ListBuilder list;
+  const auto send = [&] {
+    return launch(*found.value(), cuda::multicast_kernel(), list, cuda::kCombineCtas);
+  };
+  for (int i = 0; i < count; ++i) {
+    const ReadAddBlock& block = blocks[i];
+    TIDE_RETURN_IF_ERROR(cuda::can_accumulate(DType::kFloat32, block.output_dtype, options));
+    if (block.numel > 0 &&
+        !multicast_map_->find(block.from, block.numel * dtype_bytes(DType::kFloat32))) {
+      return {ErrorKind::kInternal, label_ + ": a read-add outside every window opened to all"};
+    }
+    const bool new_kind = i > 0 && blocks[i - 1].output_dtype != block.output_dtype;
+    if (new_kind || !list.append_multicast(block, options)) {
+      TIDE_RETURN_IF_ERROR(send());
+      list.append_multicast(block, options);
+    }
+  }
+  return send();
 }
 
 int64_t CudaFabricImpl::largest_by_kernel(const CopyBlock* blocks, int count) const {

@@ -23,6 +23,7 @@ struct CudaFabricOptions {
   int queues = 12;  // queue numbers are below
   Result<cuda::DriverApi> api = Status(ErrorKind::kInternal, "no driver given");
   Result<std::vector<cuda::KernelImage>> images = Status(ErrorKind::kInternal, "no kernels given");
+  Status multicast;  // OK, or why this rank does not want it: then none of the group has it
   // Called once by a create_window that finds too little memory, before its second try: lets go of
   // what this process keeps in reserve. May be empty.
   std::function<void()> make_room;

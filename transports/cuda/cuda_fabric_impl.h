@@ -31,7 +31,8 @@ class CudaFabricImpl final : public CudaFabric {
         label_("rank " + std::to_string(options.host.rank) + " of group '" + options.host.group +
                "'"),
         host_(std::move(host)),
-        window_map_(std::make_shared<WindowMap>()) {
+        window_map_(std::make_shared<WindowMap>()),
+        multicast_map_(std::make_shared<WindowMap>()) {
     capabilities_.blocking = false;
     capabilities_.kind = "cuda";
   }
@@ -42,15 +43,20 @@ class CudaFabricImpl final : public CudaFabric {
   Status open_queues();
   // Learns the peers' GPUs; the own answer to whether all can be reached.
   Status meet_peers(Deadline deadline);
+  // Collective: whether windows may be opened to all. An error: peers are missing.
+  Status vote_on_multicast(Deadline deadline);
 
   const Capabilities& capabilities() const override { return capabilities_; }
   int rank() const override { return options_.host.rank; }
   int size() const override { return options_.host.size; }
   Result<std::shared_ptr<Window>> create_window(int64_t bytes, Deadline deadline) override;
+  Status open_to_all(Window& window, Deadline deadline) override;
   Status copy(int queue, const CopyBlock* blocks, int count) override;
   Status cast(int queue, const CastBlock* blocks, int count) override;
   Status accumulate(int queue, const AccumulateBlock* blocks, int count,
                     const AccumulateOptions& options) override;
+  Status read_add(int queue, const ReadAddBlock* blocks, int count,
+                  const AccumulateOptions& options) override;
   Status signal(int queue, uint32_t* word, uint32_t value) override;
   Status wait(int queue, const uint32_t* word, uint32_t value, const WaitGuard& guard) override;
   Status peer_status(int rank) const override { return host_->peer_status(rank); }
@@ -81,7 +87,10 @@ class CudaFabricImpl final : public CudaFabric {
   // Made now if need be; the context is current.
   Result<cuda::DeviceQueue*> queue_of(int queue);
   Result<cuda::DevicePart> allocate(int64_t bytes);
-  Status launch(cuda::DeviceQueue& queue, const std::string& kernel, cuda::ListBuilder& list);
+  Status launch(cuda::DeviceQueue& queue, const std::string& kernel, cuda::ListBuilder& list,
+                unsigned most_ctas = cuda::kCtas);
+  Status multicast_support() const;
+  Status copy_to_all(cuda::DeviceQueue& queue, const CopyBlock* blocks, int count);
   // A kernel makes those of these copies to a peer that are no larger; 0: none.
   int64_t largest_by_kernel(const CopyBlock* blocks, int count) const;
   bool drain();
@@ -93,7 +102,8 @@ class CudaFabricImpl final : public CudaFabric {
   std::unique_ptr<Fabric> host_;
   std::shared_ptr<cuda::DeviceContext> device_;
   std::shared_ptr<WindowMap> window_map_;
-  std::vector<char> shares_gpu_;  // by rank: it is on this rank's GPU
+  std::shared_ptr<WindowMap> multicast_map_;  // addresses that stand for all ranks' parts
+  std::vector<char> shares_gpu_;              // by rank: it is on this rank's GPU
   std::unique_ptr<cuda::KernelLibrary> kernels_;
   std::shared_ptr<cuda::DeviceWindow> words_;  // own lines: flag of poison, zero, then one a queue
   void* progress_ = nullptr;                   // host memory: one line a queue

@@ -18,17 +18,6 @@ using cuda::WaitWatch;
 
 DevicePointer address(const void* pointer) { return reinterpret_cast<DevicePointer>(pointer); }
 
-// A yes or no of all ranks; the first refusing rank's reason.
-Status vote(Fabric& host, const Status& own, Deadline deadline) {
-  PartExchange exchange;
-  exchange.make = [&]() -> Result<Descriptor> {
-    TIDE_RETURN_IF_ERROR(own);
-    return Descriptor();
-  };
-  exchange.use = [](const std::vector<const Descriptor*>&) { return Status::ok(); };
-  return exchange_parts(host, exchange, deadline);
-}
-
 }  // namespace
 
 Status CudaFabricImpl::open_device() {
@@ -54,7 +43,7 @@ Status CudaFabricImpl::open_queues() {
   std::vector<DevicePart> parts;
   parts.push_back(std::move(part.value()));
   Result<std::shared_ptr<DeviceWindow>> words =
-      DeviceWindow::map(device_, parts, 0, lines * kLineBytes, nullptr);
+      DeviceWindow::map(device_, std::move(parts), 0, lines * kLineBytes, nullptr);
   TIDE_RETURN_IF_ERROR(words.status());
   words_ = std::move(words.value());
 
@@ -175,7 +164,7 @@ Result<std::shared_ptr<Window>> CudaFabricImpl::create_window(int64_t bytes, Dea
       parts.push_back(std::move(part.value()));
     }
     Result<std::shared_ptr<DeviceWindow>> mapped =
-        DeviceWindow::map(device_, parts, rank(), bytes, window_map_);
+        DeviceWindow::map(device_, std::move(parts), rank(), bytes, window_map_);
     TIDE_RETURN_IF_ERROR(mapped.status());
     window = std::move(mapped.value());
     const cuda::DriverApi& api = device_->api();
@@ -191,6 +180,35 @@ Result<std::shared_ptr<Window>> CudaFabricImpl::create_window(int64_t bytes, Dea
   return std::shared_ptr<Window>(std::move(window));
 }
 
+Status CudaFabricImpl::multicast_support() const {
+  const auto on_own_gpu = std::count(shares_gpu_.begin(), shares_gpu_.end(), 1);
+  return cuda::multicast_support(*device_, options_.multicast, size(), on_own_gpu > 1);
+}
+
+// A peer that died, or time that ran out, is no refusal: then the group cannot go on.
+Status CudaFabricImpl::vote_on_multicast(Deadline deadline) {
+  const Status answer = vote_on(*host_, multicast_support(), deadline);
+  capabilities_.multicast = answer.is_ok();
+  capabilities_.no_multicast = answer.message();
+  return answer.kind() == ErrorKind::kUnsupported ? Status::ok() : answer;
+}
+
+Status CudaFabricImpl::open_to_all(Window& window, Deadline deadline) {
+  TIDE_RETURN_IF_ERROR(usable());
+  const ContextGuard guard(*device_);
+  auto& opened = static_cast<DeviceWindow&>(window);
+  Result<std::unique_ptr<cuda::Multicast>> multicast = cuda::Multicast::open(
+      device_, *host_, multicast_support(), opened.own_part(), multicast_map_, deadline);
+  if (multicast.is_ok()) {
+    opened.set_multicast(std::move(multicast.value()));
+    return Status::ok();
+  }
+  const ErrorKind kind = multicast.status().kind();
+  const bool refused =
+      kind == ErrorKind::kUnsupported || kind == ErrorKind::kCuda || kind == ErrorKind::kSystem;
+  return Status(refused ? ErrorKind::kUnsupported : kind, multicast.status().message());
+}
+
 Result<std::unique_ptr<CudaFabric>> connect_cuda_fabric(const CudaFabricOptions& options,
                                                         KeyValueStore& store) {
   HostFabricOptions host_options = options.host;
@@ -199,8 +217,9 @@ Result<std::unique_ptr<CudaFabric>> connect_cuda_fabric(const CudaFabricOptions&
   TIDE_RETURN_IF_ERROR(host.status());
   const Deadline deadline = options.host.deadline;
   auto fabric = std::make_unique<CudaFabricImpl>(options, std::move(host.value()));
-  TIDE_RETURN_IF_ERROR(vote(fabric->host(), fabric->open_device(), deadline));
-  TIDE_RETURN_IF_ERROR(vote(fabric->host(), fabric->meet_peers(deadline), deadline));
+  TIDE_RETURN_IF_ERROR(vote_on(fabric->host(), fabric->open_device(), deadline));
+  TIDE_RETURN_IF_ERROR(vote_on(fabric->host(), fabric->meet_peers(deadline), deadline));
+  TIDE_RETURN_IF_ERROR(fabric->vote_on_multicast(deadline));
   return std::unique_ptr<CudaFabric>(std::move(fabric));
 }
 

@@ -65,12 +65,13 @@ DeviceWindow::DeviceWindow(std::shared_ptr<DeviceContext> device, int ranks, int
       map_(std::move(map)) {}
 
 tide::Result<std::shared_ptr<DeviceWindow>> DeviceWindow::map(std::shared_ptr<DeviceContext> device,
-                                                              const std::vector<DevicePart>& parts,
+                                                              std::vector<DevicePart> parts,
                                                               int rank, int64_t bytes,
                                                               std::shared_ptr<WindowMap> map) {
   std::shared_ptr<DeviceWindow> window(new DeviceWindow(
       std::move(device), static_cast<int>(parts.size()), rank, bytes, std::move(map)));
   TIDE_RETURN_IF_ERROR(window->reserve_and_map(parts));
+  window->own_.emplace(std::move(parts[static_cast<size_t>(rank)]));
   return window;
 }
 
@@ -100,10 +101,14 @@ Status DeviceWindow::reserve_and_map(const std::vector<DevicePart>& parts) {
 DeviceWindow::~DeviceWindow() {
   if (base_ == 0) return;
   if (map_) map_->remove(reinterpret_cast<void*>(base_));
-  if (abandoned_) return;
+  if (abandoned_) {
+    (void)multicast_.release();
+    return;
+  }
   const ContextGuard guard(*device_);
   // Streams of the caller may still read what it was given, and unmapping does not wait for them.
   if (map_) (void)device_->api().context_synchronize();
+  multicast_.reset();
   const auto stride = static_cast<size_t>(stride_);
   for (int part = 0; part < mapped_; ++part) {
     (void)device_->api().memory_unmap(base_ + static_cast<size_t>(part) * stride, stride);

@@ -7,9 +7,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "transports/cuda/device_context.h"
+#include "transports/cuda/multicast.h"
 #include "transports/fabric.h"
 #include "transports/host/descriptor.h"
 #include "transports/host/window_map.h"
@@ -43,8 +45,8 @@ class DeviceWindow : public Window {
   // Of several parts of `bytes` each, rounded up to the granularity; `map` may be null (memory that
   // nobody looks up).
   static tide::Result<std::shared_ptr<DeviceWindow>> map(std::shared_ptr<DeviceContext> device,
-                                                         const std::vector<DevicePart>& parts,
-                                                         int rank, int64_t bytes,
+                                                         std::vector<DevicePart> parts, int rank,
+                                                         int64_t bytes,
                                                          std::shared_ptr<WindowMap> map);
   ~DeviceWindow() override;
   DeviceWindow(const DeviceWindow&) = delete;
@@ -55,6 +57,12 @@ class DeviceWindow : public Window {
   void* peer(int rank) const override {
     return reinterpret_cast<void*>(base_ + static_cast<DevicePointer>(rank * stride_));
   }
+
+  void* all() const override { return multicast_ ? multicast_->address() : nullptr; }
+
+  // What Multicast::open wants to know of the own part, and its result.
+  Multicast::Part own_part() const { return {own_->handle(), stride_}; }
+  void set_multicast(std::unique_ptr<Multicast> multicast) { multicast_ = std::move(multicast); }
 
   // Leaves the memory mapped for good: work that cannot be ended may still use it.
   void abandon() { abandoned_ = true; }
@@ -72,6 +80,8 @@ class DeviceWindow : public Window {
   const std::shared_ptr<WindowMap> map_;
   DevicePointer base_ = 0;
   int mapped_ = 0;
+  std::optional<DevicePart> own_;         // its handle is bound where there is multicast
+  std::unique_ptr<Multicast> multicast_;  // ends before the parts are unmapped
   bool abandoned_ = false;
 };
 

@@ -40,11 +40,6 @@ tide::Result<DriverApi> load() {
   });
 }
 
-const char* variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 }  // namespace
 
 tide::Result<DriverApi> fill_driver_api(const Resolve& resolve) {
@@ -140,7 +135,11 @@ const tide::Result<DriverApi>& driver() {
   return *loaded;
 }
 
-Status multicast_permitted() {
+Status multicast_permitted(const DriverApi& api) {
+  const auto variable = [&api](const char* name) {
+    const char* value = api.environment ? api.environment(name) : std::getenv(name);
+    return value == nullptr ? "" : value;
+  };
   const auto forbids = [](const char* name, const char* value) {
     return Status(ErrorKind::kUnsupported,
                   std::string("NVLink multicast is off: ") + name + "=" + value);
@@ -150,12 +149,11 @@ Status multicast_permitted() {
     const char* value = variable(name);
     if (*value != '\0' && std::strcmp(value, "0") != 0) return forbids(name, value);
   }
-  if (std::strcmp(variable("TIDE_MULTICAST"), "off") == 0) return forbids("TIDE_MULTICAST", "off");
   return Status::ok();
 }
 
 tide::Result<const MulticastEntries*> multicast_entries(const DriverApi& api) {
-  TIDE_RETURN_IF_ERROR(multicast_permitted());
+  TIDE_RETURN_IF_ERROR(multicast_permitted(api));
   const MulticastEntries& entries = api.multicast;
   if (!entries.create || !entries.add_device || !entries.bind_memory || !entries.unbind ||
       !entries.granularity) {

@@ -96,6 +96,8 @@ struct DriverApi {
                      Stream, void**, void**)>
       launch;
 
+  // Of this process: getenv, where it is empty.
+  std::function<const char*(const char* variable)> environment;
   MulticastEntries multicast;  // go through multicast_entries(): nothing else may read this
 };
 
@@ -109,8 +111,8 @@ tide::Result<DriverApi> fill_driver_api(
     const std::function<void*(const char* name, int version)>& resolve);
 
 // OK, or the first variable of the environment that forbids multicast, as a reason.
-Status multicast_permitted();
-// The only way to the multicast calls. Null entries are refused as well.
+Status multicast_permitted(const DriverApi& api);
+// The only way to the multicast calls: permitted, and none of them null.
 tide::Result<const MulticastEntries*> multicast_entries(const DriverApi& api);
 
 // OK for kSuccess; else kCuda (kSystem for lack of memory) with "call: NAME (code)" and what it was

@@ -25,4 +25,15 @@ struct PartExchange {
 // by then, it gives up. `host` comes from connect_host_fabric.
 Status exchange_parts(Fabric& host, const PartExchange& exchange, Deadline deadline);
 
+// A yes or no of all ranks; the first refusing rank's reason.
+inline Status vote_on(Fabric& host, const Status& own, Deadline deadline) {
+  PartExchange exchange;
+  exchange.make = [&]() -> Result<Descriptor> {
+    TIDE_RETURN_IF_ERROR(own);
+    return Descriptor();
+  };
+  exchange.use = [](const std::vector<const Descriptor*>&) { return Status::ok(); };
+  return exchange_parts(host, exchange, deadline);
+}
+
 }  // namespace tide
