@@ -16,13 +16,12 @@ std::vector<int> targets_of(const Program& program, int peer) {
   if (peer == kSelf) return {program.rank};
   if (peer >= 0 && peer < program.ranks && program.is_local(peer)) return {peer};
   std::vector<int> targets;
-  if (peer != kAllPeers) return targets;
-  for (int rank = 0; rank < program.ranks && program.node_ranks.empty(); ++rank) {
-    if (rank != program.rank) targets.push_back(rank);
-  }
-  for (int rank : program.node_ranks) {
-    if (rank != program.rank) targets.push_back(rank);
-  }
+  if (peer != kAllPeers && peer != kAllRanks) return targets;
+  const auto add = [&](int rank) {
+    if (peer == kAllRanks || rank != program.rank) targets.push_back(rank);
+  };
+  for (int rank = 0; rank < program.ranks && program.node_ranks.empty(); ++rank) add(rank);
+  for (int rank : program.node_ranks) add(rank);
   return targets;
 }
 

@@ -109,6 +109,11 @@ bool CheckerRunner::run_step(Thread& thread, const Item& item) {
     error_ = "names a peer that does not exist, or not in this node";
     return true;
   }
+  if ((step.peer == kAllRanks && step.op != Op::kCopy) ||
+      (step.peer == kAllPeers && step.op != Op::kSignal)) {
+    error_ = "copies to all ranks and signals to all peers, not the other way round";
+    return true;
+  }
   if (step.op == Op::kWait) return wait_for(thread, item, step);
   if (step.op == Op::kSignal) {
     for (int target : targets) signal(thread, item, step, target);
@@ -119,10 +124,6 @@ bool CheckerRunner::run_step(Thread& thread, const Item& item) {
 }
 
 bool CheckerRunner::wait_for(Thread& thread, const Item& item, const Step& step) {
-  if (step.peer == kAllPeers) {
-    error_ = "waits for all peers at once";
-    return true;
-  }
   const int counter = static_cast<int>(step.counter);
   const int writer = step.peer == kSelf ? item.rank : step.peer;
   if (step.value > operation(item.operation).programs[item.rank]->advance[counter]) {

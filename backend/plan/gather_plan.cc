@@ -49,6 +49,19 @@ void push_straight(StepWriter& steps, int last_piece, const StraightForm& form) 
   }
 }
 
+// The same by one store to all.
+void push_to_all(StepWriter& steps, int last_piece, const StraightForm& form) {
+  for (int k = 1; k < steps.ranks(); ++k)
+    steps.wait(Queue::kGatherPush, steps.target(k), form.credit, form.final_value);
+  Step& step = steps.move(Op::kCopy, Queue::kGatherPush, kAllRanks, 0, last_piece);
+  step.shard = steps.rank();
+  step.from = form.from;
+  step.to = form.to;
+  steps.signal(Queue::kGatherPush, kAllPeers, Counter::kGatherArrival, form.final_value);
+  for (int k = 1; k < steps.ranks(); ++k)
+    steps.wait(Queue::kArrive, steps.source(k), Counter::kGatherArrival, form.final_value);
+}
+
 void push_chunk(StepWriter& steps, const Cut& cut, int chunk) {
   const uint32_t granted =
       static_cast<uint32_t>(std::max(chunk + 1, std::min(kLandingAreas, cut.chunks())));
@@ -94,7 +107,7 @@ void push_bounced(StepWriter& steps, const Cut& cut) {
   unpack_chunk(steps, cut, cut.chunks() - 1);
 }
 
-Program plan_to_slot(const GroupLayout& layout, Program program) {
+Program plan_to_slot(const GroupLayout& layout, bool to_all, Program program) {
   program.pieces = whole_pieces(gather_items(layout));
   const int count = static_cast<int>(program.pieces.size());
   if (count == 0) return program;
@@ -103,7 +116,7 @@ Program plan_to_slot(const GroupLayout& layout, Program program) {
   if (!steps.alone()) steps.signal(Queue::kGatherPush, kAllPeers, Counter::kGatherCredit, 1);
   if (cast) {
     cast_own(steps, layout, program.pieces);
-  } else {
+  } else if (!to_all || steps.alone()) {
     copy_own(steps, count, Space::kSlot);
   }
   if (steps.alone()) return program;
@@ -114,7 +127,11 @@ Program plan_to_slot(const GroupLayout& layout, Program program) {
   }
   StraightForm form;
   form.from = cast ? Space::kSlot : Space::kShard;
-  push_straight(steps, count, form);
+  if (to_all) {
+    push_to_all(steps, count, form);
+  } else {
+    push_straight(steps, count, form);
+  }
   set_advance(&program, Counter::kGatherCredit, 1);
   set_advance(&program, Counter::kGatherArrival, 1);
   return program;
@@ -158,7 +175,10 @@ Program plan_gather(const GroupLayout& layout, int rank, const GatherOptions& op
   program.rank = rank;
   program.hash = hash_combine(layout.hash(), static_cast<uint64_t>(Direction::kGather));
   program.hash = hash_combine(program.hash, static_cast<uint64_t>(options.destination));
-  if (options.destination == Space::kSlot) return plan_to_slot(layout, std::move(program));
+  if (options.destination == Space::kSlot) {
+    if (options.to_all) program.hash = hash_combine(program.hash, 1);
+    return plan_to_slot(layout, options.to_all, std::move(program));
+  }
   program.hash = hash_combine(program.hash, static_cast<uint64_t>(options.landing_slice_bytes));
   return plan_to_output(layout, options, std::move(program));
 }

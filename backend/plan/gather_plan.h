@@ -11,6 +11,14 @@
 // (a plain own copy for parameters that need no cast), signals kCast, and pushes wait for it and
 // read kSlot instead of kShard.
 //
+// To all (slots that are open to all): one store reaches every rank's place, the own one too, so
+// there is no own copy, and no target comes first. Rank 1 of 3:
+//   gather_push  signal gather_credit to all
+//   gather_push  wait gather_credit from 2, from 0
+//   gather_push  copy shard 1 -> slot of all ranks; signal gather_arrival to all
+//   arrive       wait gather_arrival from 0, from 2
+// With casts the store reads the own place, and leaves it as it is.
+//
 // Bounced form (outputs outside the arena): the shards are cut into chunks of at most
 // landing_slice_bytes packed bytes (64-byte aligned per piece, nearly equal chunks); chunk c goes
 // to landing area c % 2 of every peer, once that peer has unpacked chunk c - 2; the receiver copies
@@ -35,10 +43,11 @@ struct GatherOptions {
   bool bounced = false;              // only with kOutput
   int64_t landing_slice_bytes =
       0;  // of one slice of one landing area; used by the bounced form's cuts in both forms
+  bool to_all = false;  // only with kSlot
   bool operator==(const GatherOptions&) const = default;
 };
 
-// Casts only with kSlot; bounced only with kOutput.
+// Casts and to_all only with kSlot; bounced only with kOutput.
 Program plan_gather(const GroupLayout& layout, int rank, const GatherOptions& options);
 
 }  // namespace tide

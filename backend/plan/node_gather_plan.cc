@@ -216,9 +216,11 @@ class NodeGatherPlanner {
     }
   }
 
+  bool to_all() const { return options_.to_all && peers() > 0; }
+
   void place_own() {
     if (!needs_cast()) {
-      copy_own(steps_, pieces_, Space::kSlot);
+      if (!to_all()) copy_own(steps_, pieces_, Space::kSlot);
       return;
     }
     cast_own(steps_, layout_, program_->pieces);
@@ -339,11 +341,22 @@ class NodeGatherPlanner {
     step.to = Space::kSlot;
   }
 
+  void signal_arrival(int target, uint32_t shards) {
+    steps_.signal(Queue::kGatherPush, target, Counter::kGatherArrival, shards);
+  }
+
   void push_own() {
+    if (to_all()) {
+      for (int k = 1; k <= peers(); ++k)
+        steps_.wait(Queue::kGatherPush, peer(k), Counter::kGatherCredit, 1);
+      copy_to(kAllRanks, program_->rank, own_from_);
+      signal_arrival(kAllPeers, 1);
+      return;
+    }
     for (int k = 1; k <= peers(); ++k) {
       steps_.wait(Queue::kGatherPush, peer(k), Counter::kGatherCredit, 1);
       copy_to(peer(k), program_->rank, own_from_);
-      steps_.signal(Queue::kGatherPush, peer(k), Counter::kGatherArrival, 1);
+      signal_arrival(peer(k), 1);
     }
   }
 
@@ -356,12 +369,13 @@ class NodeGatherPlanner {
       if (landing()) place(first, last, so_far);
       if (peers() == 0) continue;
       steps_.wait(Queue::kGatherPush, kSelf, here(), so_far);
-      for (int k = 1; k <= peers(); ++k) {
-        for (int offset = first; offset <= last; ++offset) {
-          copy_to(peer(k), rank_at_offset(node_, offset), Space::kSlot);
-        }
-        steps_.signal(Queue::kGatherPush, peer(k), Counter::kGatherArrival, so_far + 1);
-      }
+      const auto push = [&](int target, int told) {
+        for (int offset = first; offset <= last; ++offset)
+          copy_to(target, rank_at_offset(node_, offset), Space::kSlot);
+        signal_arrival(told, so_far + 1);
+      };
+      if (to_all()) push(kAllRanks, kAllPeers);
+      for (int k = 1; k <= peers() && !to_all(); ++k) push(peer(k), peer(k));
     }
   }
 
@@ -419,11 +433,16 @@ class NodeGatherPlanner {
 
 Program plan_node_gather(const GroupLayout& layout, const Topology& topology, int rank,
                          const NodeGatherOptions& options) {
-  if (topology.nodes() == 1) return plan_gather(layout, rank, {});
+  if (topology.nodes() == 1) {
+    GatherOptions inside;
+    inside.to_all = options.to_all;
+    return plan_gather(layout, rank, inside);
+  }
   Program program = start_node_program(
       Direction::kGather, layout, topology, rank,
       {static_cast<int64_t>(options.schedule), static_cast<int64_t>(options.pacing),
-       options.head_bytes, options.part_bytes, options.landing_slice_bytes});
+       options.head_bytes, options.part_bytes, options.landing_slice_bytes,
+       static_cast<int64_t>(options.to_all)});
   program.pacing = options.pacing;
   NodeGatherPlanner(layout, topology, options, &program).plan();
   return program;

@@ -26,6 +26,9 @@
 //
 // A part's shards are pushed on together; small shards are put and pushed in parts of part_bytes.
 //
+// To all (slots that are open to all): a push, of the own shard and of what is pushed on, is one
+// store to every rank of the node behind all their credits, as in gather_plan.h.
+//
 // Through landing (landing_slice_bytes > 0): where pieces are too many to be put at their places,
 // or slots cannot be registered. The shards are cut into chunks; each rank packs a chunk of its own
 // shard into its node's slice of landing area `chunk % 2`, the rounds above move packed slices from
@@ -57,6 +60,7 @@ struct NodeGatherOptions {
   // Most bytes of a shard's chunk in landing; 0: straight to the places. Chunks times rounds stay
   // below 65,536.
   int64_t landing_slice_bytes = 0;
+  bool to_all = false;
   bool operator==(const NodeGatherOptions&) const = default;
 };
 

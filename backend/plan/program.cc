@@ -12,6 +12,7 @@ constexpr size_t kQueueColumn = 13;
 std::string peer_text(int peer) {
   if (peer == kSelf) return "self";
   if (peer == kAllPeers) return "all";
+  if (peer == kAllRanks) return "all ranks";
   return std::to_string(peer);
 }
 

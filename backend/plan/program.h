@@ -97,7 +97,8 @@ enum class Space : uint8_t {
 inline constexpr int kSpaceCount = 10;
 
 enum class Op : uint8_t {
-  // Pieces of `shard`, from -> to at `peer` (kSelf: own memory; kAllPeers: multicast).
+  // Pieces of `shard`, from -> to at `peer` (kSelf: own memory). kAllRanks: one store to a window
+  // that is open to all, to kSlot; from the same places of the own slot it changes nothing there.
   kCopy,
   // Pieces of the own shard, kShard -> own place in kSlot, shard_dtype -> dtype.
   kCast,
@@ -147,7 +148,8 @@ enum class Pacing : uint8_t {
 };
 
 inline constexpr int kSelf = -1;
-inline constexpr int kAllPeers = -2;  // every rank of the node but this one
+inline constexpr int kAllPeers = -2;  // every rank of the node but this one: of signals
+inline constexpr int kAllRanks = -3;  // every rank of the node, this one too: of copies
 
 struct Piece {
   int parameter = 0;
@@ -160,7 +162,7 @@ struct Piece {
 struct Step {
   Op op = Op::kWait;
   Queue queue = Queue::kOwn;
-  int peer = kSelf;     // group rank, kSelf or kAllPeers
+  int peer = kSelf;     // group rank, kSelf, kAllPeers or kAllRanks
   int first_piece = 0;  // [first_piece, last_piece) of the piece table
   int last_piece = 0;
   int shard = 0;  // kCopy: group rank whose shard the pieces belong to

@@ -9,7 +9,7 @@ namespace {
 
 uint64_t hash_of(const GatherOptions& options) {
   uint64_t hash = hash_combine(kHashSeed, static_cast<uint64_t>(options.destination));
-  hash = hash_combine(hash, options.bounced ? 1 : 0);
+  hash = hash_combine(hash, (options.bounced ? 1 : 0) + (options.to_all ? 2 : 0));
   return hash_combine(hash, static_cast<uint64_t>(options.landing_slice_bytes));
 }
 
@@ -29,6 +29,7 @@ uint64_t hash_of(const ReduceOptions& options) {
 uint64_t hash_of(const NodeGatherOptions& options) {
   uint64_t hash = hash_combine(kHashSeed, static_cast<uint64_t>(options.schedule));
   hash = hash_combine(hash, static_cast<uint64_t>(options.pacing));
+  hash = hash_combine(hash, options.to_all ? 1 : 0);
   hash = hash_combine(hash, static_cast<uint64_t>(options.head_bytes));
   hash = hash_combine(hash, static_cast<uint64_t>(options.part_bytes));
   return hash_combine(hash, static_cast<uint64_t>(options.landing_slice_bytes));

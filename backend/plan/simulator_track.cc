@@ -91,8 +91,9 @@ class TrackMaker {
     }
     Track& queue = track(step);
     const bool joins = !queue.empty() && queue.back().kind == Activity::Kind::kPush &&
-                       queue.back().peer == step.peer;
+                       queue.back().peer == (step.peer == kAllRanks ? kAllPeers : step.peer);
     Activity& push = joins ? queue.back() : add(step, Activity::Kind::kPush);
+    if (step.peer == kAllRanks) push.peer = kAllPeers;
     push.bytes += amount.bytes;
     push.pieces += amount.runs;
   }
@@ -230,7 +231,9 @@ int64_t area_bytes(const Program& program) {
 Tracks make_tracks(const Program& program, const FabricModel& fabric, PieceCounter* pieces) {
   Tracks tracks = TrackMaker(program, fabric, pieces).make();
   Track& pushes = tracks[static_cast<size_t>(Queue::kGatherPush)];
-  if (fabric.multicast && program.locals() > 2) {
+  const bool is_to_all = std::any_of(program.steps.begin(), program.steps.end(),
+                                     [](const Step& step) { return step.peer == kAllRanks; });
+  if (fabric.multicast && program.locals() > 2 && !is_to_all) {
     pushes = with_multicast(pushes, program.locals() - 1);
   }
   return tracks;

@@ -70,6 +70,10 @@ std::vector<Form> right_forms() {
   std::vector<Form> forms;
   forms.push_back(gather_form("gather to slots", layout, {}));
   forms.push_back(gather_form("gather with casts", masters, {}));
+  GatherOptions to_all;
+  to_all.to_all = true;
+  forms.push_back(gather_form("gather to all", layout, to_all));
+  forms.push_back(gather_form("gather to all with casts", masters, to_all));
   forms.push_back(gather_form("straight gather to outputs", layout, {Space::kOutput, false, 64}));
   forms.push_back(gather_form("bounced gather", layout, {Space::kOutput, true, 64}));
   forms.push_back(reduce_form("leased reduce", layout, reduce_all(*layout, 1, 0)));

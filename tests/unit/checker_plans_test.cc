@@ -1,6 +1,7 @@
 // Single collectives: gather and reduce proven for 1..8 ranks over random layouts, in every form.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "backend/plan/checker.h"
@@ -121,6 +122,28 @@ TEST_P(CheckerPlansTest, GatherWithCasts) {
       }
     }
     EXPECT_EQ(check_gather(make_layout(std::move(parameters), GetParam()), {}).error, "");
+  }
+}
+
+// One store to all, of shards and of places that a cast has written.
+TEST_P(CheckerPlansTest, GatherToAll) {
+  std::mt19937 random(350 + GetParam());
+  GatherOptions options;
+  options.to_all = true;
+  for (int round = 0; round < 6; ++round) {
+    std::vector<Parameter> parameters = random_parameters(random, GetParam(), 4, 24);
+    for (Parameter& parameter : parameters) {
+      if (round < 3 || random() % 2 == 0) continue;
+      parameter.dtype = DType::kBFloat16;
+      parameter.shard_dtype = DType::kFloat32;
+    }
+    const auto layout = make_layout(std::move(parameters), GetParam());
+    EXPECT_EQ(check_gather(layout, options, 3).error, "");
+    const Program program = plan_gather(*layout, 0, options);
+    const auto copies = std::count_if(
+        program.steps.begin(), program.steps.end(),
+        [](const Step& step) { return step.op == Op::kCopy && step.queue == Queue::kGatherPush; });
+    EXPECT_EQ(copies, GetParam() > 1 && !program.pieces.empty() ? 1 : 0);
   }
 }
 

@@ -32,7 +32,7 @@ std::string name_of(const Topology& topology, const NodeGatherOptions& options) 
          ", " + gather_schedule_name(options.schedule) + ", pacing " + pacing_name(options.pacing) +
          ", head " + std::to_string(options.head_bytes) + ", parts of " +
          std::to_string(options.part_bytes) + ", landing " +
-         std::to_string(options.landing_slice_bytes);
+         std::to_string(options.landing_slice_bytes) + (options.to_all ? ", to all" : "");
 }
 
 int rounds_of(const Program& program) {
@@ -211,6 +211,8 @@ TEST(NodeGatherPlanTest, RoundsAndHashes) {
         hashes.push_back(plan_node_gather(*layout, topology, 0, options).hash);
         options.landing_slice_bytes = 64;
         hashes.push_back(plan_node_gather(*layout, topology, 0, options).hash);
+        options.to_all = true;
+        hashes.push_back(plan_node_gather(*layout, topology, 0, options).hash);
       }
     }
     std::sort(hashes.begin(), hashes.end());
@@ -250,6 +252,32 @@ TEST(NodeGatherPlanTest, ManyChunksThroughLanding) {
   }
 }
 
+// Every schedule and pacing by stores to all, with casts in half of the groups.
+TEST(NodeGatherPlanTest, ToAllInEveryForm) {
+  std::mt19937 random(12);
+  for (const auto& [nodes, locals] : {std::pair(2, 2), std::pair(3, 3), std::pair(5, 2)}) {
+    for (GatherSchedule schedule : kSchedules) {
+      for (Pacing pacing : kPacings) {
+        for (int64_t landing : {0, 64}) {
+          const Topology topology = make_topology(nodes, locals, &random);
+          std::vector<Parameter> parameters = random_parameters(random, topology.ranks(), 3, 12);
+          if (random() % 2 == 0) parameters[0].shard_dtype = DType::kFloat32;
+          const auto layout = make_layout(parameters, topology.ranks());
+          const NodeGatherOptions options{schedule, pacing, 8, 24, landing, true};
+          ASSERT_EQ(check_all(gathers(layout, topology, options, 3, 2), 1).error, "")
+              << name_of(topology, options);
+          const Program program = plan_node_gather(*layout, topology, 0, options);
+          for (const Step& step : program.steps) {
+            if (step.op == Op::kCopy && step.queue == Queue::kGatherPush) {
+              EXPECT_EQ(step.peer, kAllRanks);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 class NodeGatherCheckTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Nodes, NodeGatherCheckTest, ::testing::Range(1, 18));
 
@@ -268,8 +296,13 @@ TEST_P(NodeGatherCheckTest, EverySize) {
         // Large groups take turns: straight or through landing, in another size of chunk.
         for (int64_t landing : {0, 64}) {
           if (!small && (locals + static_cast<int>(pacing)) % 2 == (landing > 0)) continue;
-          const NodeGatherOptions options{schedule, pacing, static_cast<int64_t>(random() % 4) * 8,
-                                          static_cast<int64_t>(random() % 3) * 16, landing};
+          const bool to_all = random() % 2 == 0;
+          const NodeGatherOptions options{schedule,
+                                          pacing,
+                                          static_cast<int64_t>(random() % 4) * 8,
+                                          static_cast<int64_t>(random() % 3) * 16,
+                                          landing,
+                                          to_all};
           const CheckedSequence sequence =
               gathers(layout, topology, options, small ? 3 : 1, small ? 2 : 1);
           if (small) {

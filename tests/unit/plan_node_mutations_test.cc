@@ -36,7 +36,8 @@ Form gather_form(const NodeGatherOptions& options) {
   }
   return {std::string(gather_schedule_name(options.schedule)) + ", pacing " +
               pacing_name(options.pacing) +
-              (options.landing_slice_bytes > 0 ? ", through landing" : ""),
+              (options.landing_slice_bytes > 0 ? ", through landing" : "") +
+              (options.to_all ? ", to all" : ""),
           builder.sequence()};
 }
 
@@ -80,6 +81,12 @@ Form reduce_form(int nodes, int locals, bool read_add) {
 TEST(NodeMutationsTest, AllCaughtOrEqual) {
   std::vector<Form> forms = gather_forms(0);
   for (Form& form : gather_forms(64)) forms.push_back(std::move(form));
+  for (int64_t landing : {0, 64}) {
+    for (Pacing pacing : {Pacing::kConfirmHead, Pacing::kGrant}) {
+      forms.push_back(gather_form({GatherSchedule::kDoubling, pacing, 8, 24, landing, true}));
+      forms.push_back(gather_form({GatherSchedule::kRing, pacing, 8, 24, landing, true}));
+    }
+  }
   for (bool read_add : {false, true}) {
     forms.push_back(reduce_form(2, 2, read_add));
     forms.push_back(reduce_form(3, 2, read_add));

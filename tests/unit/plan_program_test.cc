@@ -43,6 +43,24 @@ TEST(GatherPlanTest, TextOfTheWorkedExample) {
             "arrive       wait gather_arrival from 2 >= 1\n");
 }
 
+TEST(GatherPlanTest, TextOfTheWorkedExampleToAll) {
+  const GroupLayout layout({flat_parameter(6, 3), flat_parameter(9, 3)}, 3);
+  GatherOptions options;
+  options.to_all = true;
+  EXPECT_EQ(to_string(plan_gather(layout, 1, options)),
+            "gather, rank 1 of 3, 2 pieces\n"
+            "gather_push  signal gather_credit to all = 1\n"
+            "gather_push  wait gather_credit from 2 >= 1\n"
+            "gather_push  wait gather_credit from 0 >= 1\n"
+            "gather_push  copy pieces [0, 2) of shard 1: shard -> slot of all ranks\n"
+            "gather_push  signal gather_arrival to all = 1\n"
+            "arrive       wait gather_arrival from 0 >= 1\n"
+            "arrive       wait gather_arrival from 2 >= 1\n");
+  EXPECT_NE(plan_gather(layout, 1, options).hash, plan_gather(layout, 1, {}).hash);
+  const GroupLayout alone({flat_parameter(6, 1)}, 1);
+  EXPECT_EQ(to_string(plan_gather(alone, 0, options)), to_string(plan_gather(alone, 0, {})));
+}
+
 TEST(GatherPlanTest, CastWritesTheOwnPlaceAndPushesReadIt) {
   Parameter master = flat_parameter(8, 2);
   master.shard_dtype = DType::kFloat32;
