@@ -45,10 +45,13 @@ class KeyValueStore {
 };
 
 struct Capabilities {
-  bool blocking = true;    // see above
-  bool multicast = false;  // windows may be opened to all; equal on all ranks
-  std::string kind;        // "host", "memory", "cuda"
-  std::string no_multicast = "this fabric has no multicast";  // the reason, where there is none
+  bool blocking = true;  // see above
+  std::string kind;      // "host", "memory", "cuda"
+  // Windows may be opened to all; equal on all ranks. The reason where they may not; whether it may
+  // be otherwise on another node.
+  bool multicast = false;
+  std::string no_multicast = "this fabric has no multicast";
+  bool differs_by_node = false;
 };
 
 // Memory of this rank that its peers can write, and theirs. Every rank's part has the same size.

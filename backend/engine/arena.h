@@ -34,6 +34,16 @@ class ArenaMemory {
     return static_cast<char*>(window_->peer(rank)) + offset;
   }
   char* own() const { return static_cast<char*>(window_->own()); }
+  // Collective, see there.
+  Status open_to_all(Fabric& fabric, Deadline deadline) {
+    return fabric.open_to_all(*window_, deadline);
+  }
+  // Whether all ranks of the group go by it. Set once.
+  bool is_open_to_all() const { return is_open_to_all_; }
+  void set_open_to_all() { is_open_to_all_ = true; }
+  // The same offset of every part of this node at once; only where it is open.
+  char* at_all(int64_t offset) const { return static_cast<char*>(window_->all()) + offset; }
+
   // Between nodes: its number on the network; -1 where no put may land in it. Set once.
   int region() const { return region_; }
   void set_region(int region) { region_ = region; }
@@ -44,6 +54,7 @@ class ArenaMemory {
   std::shared_ptr<Window> window_;
   std::shared_ptr<std::atomic<int64_t>> group_bytes_;
   int region_ = -1;
+  bool is_open_to_all_ = false;
 };
 
 // A run of bytes at the same offset of every rank's part.
@@ -53,6 +64,8 @@ struct ArenaRange {
   int64_t bytes = 0;
 
   char* at(int rank) const { return memory->at(rank, offset); }
+  char* at_all() const { return memory->at_all(offset); }
+  bool is_open_to_all() const { return memory && memory->is_open_to_all(); }
 };
 
 // See group.h. Its end means that no storage is bound to the slot any more; the slot itself rejoins

@@ -96,6 +96,8 @@ class EngineContext {
   std::atomic<uint64_t> bytes_copied{0};
   std::atomic<uint64_t> bytes_summed{0};
   std::atomic<uint64_t> bytes_sent{0};
+  std::atomic<uint64_t> copies_to_all{0};
+  std::atomic<uint64_t> read_adds{0};
   WaitTimes wait_times;
 
  private:

@@ -142,8 +142,9 @@ Status Executor::issue(const Binding& binding, const Program& program, const Ste
     case Op::kCombine:
       return combine(binding, program, step);
     case Op::kReadAdd:
+      return read_add(binding, program, step);
     case Op::kZero:
-      return Status(ErrorKind::kInternal, "a read-add reached a fabric without multicast");
+      return zero(binding, program, step);
     case Op::kPut:
       return put(binding, program, step);
     case Op::kConfirm:

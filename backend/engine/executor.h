@@ -74,6 +74,9 @@ class Executor {
   Status arrive(int node, const Event& event, int64_t amount);
   Status drain();
   Status combine(const Binding& binding, const Program& program, const Step& step);
+  Status read_add(const Binding& binding, const Program& program, const Step& step);
+  Status zero(const Binding& binding, const Program& program, const Step& step);
+  Status send_sums(const Step& step, const AccumulateOptions& options);
   Status explain_rail(const Status& status, const std::string& what) const;
   // The operation's number on the network.
   uint64_t rail_operation() const { return rail_operation_of(*call_.record); }
@@ -95,6 +98,7 @@ class Executor {
   std::vector<CastBlock> casts_;
   std::vector<AccumulateBlock> sums_;
   std::vector<AccumulateBlock> combines_;
+  std::vector<ReadAddBlock> read_adds_;
 };
 
 }  // namespace tide

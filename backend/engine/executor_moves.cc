@@ -15,7 +15,9 @@ Side Executor::side(const Binding& binding, const Program& program, const Step& 
     case Space::kShard:
       return {static_cast<char*>(const_cast<void*>(binding.shards[p])), false, 0};
     case Space::kSlot:
-      return {binding.slot.at(rank) + binding.layout->slot_offset(p), true, 0};
+      return {(rank == kAllRanks ? binding.slot.at_all() : binding.slot.at(rank)) +
+                  binding.layout->slot_offset(p),
+              true, 0};
     case Space::kGradient:
       return {static_cast<char*>(const_cast<void*>(binding.gradients[p])), true, 0};
     case Space::kOutput: {
@@ -39,8 +41,8 @@ Side Executor::side(const Binding& binding, const Program& program, const Step& 
 
 Status Executor::copy(const Binding& binding, const Program& program, const Step& step) {
   const GroupLayout& layout = *binding.layout;
-  if (step.peer == kAllPeers)
-    return Status(ErrorKind::kInternal, "a copy to all peers reached a fabric without multicast");
+  if (step.peer == kAllRanks && !binding.slot.is_open_to_all())
+    return Status(ErrorKind::kInternal, "a copy to all ranks, of a slot that is not open to all");
   const int owner = step.peer == kSelf ? context_->rank() : step.peer;
   const int queue = static_cast<int>(step.queue);
   uint64_t moved = 0;
@@ -68,6 +70,7 @@ Status Executor::copy(const Binding& binding, const Program& program, const Step
   if (!copies_.empty()) {
     TIDE_RETURN_IF_ERROR(fabric_->copy(queue, copies_.data(), static_cast<int>(copies_.size())));
   }
+  if (step.peer == kAllRanks) ++context_->copies_to_all;
   (owner == context_->rank() ? context_->bytes_copied : context_->bytes_pushed) += moved;
   return Status::ok();
 }

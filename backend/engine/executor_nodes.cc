@@ -235,12 +235,68 @@ Status Executor::combine(const Binding& binding, const Program& program, const S
     context_->bytes_summed += static_cast<uint64_t>(sum.numel * dtype_bytes(sum.slice_dtype) *
                                                     static_cast<int64_t>(sum.slices.size()));
   }
+  return send_sums(step, options);
+}
+
+Status Executor::send_sums(const Step& step, const AccumulateOptions& options) {
   for (size_t first = 0; first < combines_.size(); first += batch_) {
     const size_t count = std::min(batch_, combines_.size() - first);
     TIDE_RETURN_IF_ERROR(fabric_->accumulate(static_cast<int>(step.queue), &combines_[first],
                                              static_cast<int>(count), options));
   }
   return Status::ok();
+}
+
+// Straight to the output where one batch holds all sources; else into the total, and from there
+// with the last batch. Padding is written by a sum of nothing.
+Status Executor::read_add(const Binding& binding, const Program& program, const Step& step) {
+  if (!binding.staging.is_open_to_all())
+    return Status(ErrorKind::kInternal, "a read-add, of seats that are not open to all");
+  const bool is_last = step.to == Space::kOutput;
+  const bool is_direct = is_last && step.first_number == 0;
+  AccumulateOptions options = is_direct ? binding.options : without_scale(binding.options);
+  if (!is_direct) options.add_to_output = step.first_number > 0;
+  read_adds_.clear();
+  combines_.clear();
+  for (int i = step.first_piece; i < step.last_piece; ++i) {
+    const Piece& piece = program.pieces[i];
+    const int64_t numel = moved_numel(*binding.layout, piece, context_->rank());
+    const int64_t output_bytes = dtype_bytes(binding.output_dtype);
+    char* const output =
+        static_cast<char*>(binding.outputs[piece.parameter]) + piece.begin * output_bytes;
+    char* const total =
+        slice_side(binding, program, Space::kTotal, context_->rank(), 0, step.to_slice, piece).base;
+    const char* const seats =
+        slice_side(binding, program, Space::kSeat, kAllRanks, step.area, step.slice, piece).base;
+    read_adds_.push_back({is_direct ? output : total, seats, numel,
+                          is_direct ? binding.output_dtype : DType::kFloat32});
+    context_->bytes_summed += static_cast<uint64_t>(numel * dtype_bytes(DType::kFloat32));
+    if (!is_last) continue;
+    AccumulateBlock& rest = combines_.emplace_back();
+    rest.slices = {total};
+    rest.output = is_direct ? output + numel * output_bytes : output;
+    rest.numel = is_direct ? 0 : numel;
+    rest.pad_numel = piece.numel - numel;
+    rest.output_dtype = binding.output_dtype;
+    if (is_direct && rest.pad_numel == 0) combines_.pop_back();
+  }
+  ++context_->read_adds;
+  for (size_t first = 0; first < read_adds_.size(); first += batch_) {
+    const size_t count = std::min(batch_, read_adds_.size() - first);
+    TIDE_RETURN_IF_ERROR(fabric_->read_add(static_cast<int>(step.queue), &read_adds_[first],
+                                           static_cast<int>(count), options));
+  }
+  return send_sums(step, binding.options);
+}
+
+// Whole slices, as the zeros behind a sum of nothing.
+Status Executor::zero(const Binding& binding, const Program& program, const Step& step) {
+  AccumulateBlock zeros;
+  zeros.output = binding.staging.at(context_->rank()) +
+                 slice_offset(binding, program, step.to, step.area, step.to_slice);
+  zeros.slices = {zeros.output};
+  zeros.pad_numel = step.shards * program.partial_bytes / dtype_bytes(DType::kFloat32);
+  return fabric_->accumulate(static_cast<int>(step.queue), &zeros, 1, {});
 }
 
 }  // namespace tide

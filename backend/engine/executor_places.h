@@ -53,13 +53,14 @@ inline int64_t slice_offset(const Binding& binding, const Program& program, Spac
          (static_cast<int64_t>(area) * program.slices(space) + slice) * bytes;
 }
 
-// A piece of a slice at `owner`: elements in shard order, from the piece's first one on.
+// A piece of a slice at `owner` (kAllRanks: of all of them): elements in shard order, from the
+// piece's first one on.
 inline Side slice_side(const Binding& binding, const Program& program, Space space, int owner,
                        int area, int slice, const Piece& piece) {
   const ArenaRange& range = space == Space::kLanding ? binding.landing : binding.staging;
+  char* const base = owner == kAllRanks ? range.at_all() : range.at(owner);
   const int64_t in_slice = holds_partial_sums(space) ? piece.partial_offset : piece.packed_offset;
-  return {range.at(owner) + slice_offset(binding, program, space, area, slice) + in_slice, false,
-          piece.begin};
+  return {base + slice_offset(binding, program, space, area, slice) + in_slice, false, piece.begin};
 }
 
 }  // namespace tide

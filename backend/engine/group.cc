@@ -224,6 +224,8 @@ Status GroupImpl::ensure_area(const CallRecord& cause, const Binding& call, Aren
   record.cause = cause.kind;
   Result<std::shared_ptr<ArenaMemory>> memory = meet_and_create(record, bytes, &call);
   if (!memory.is_ok()) return memory.status();
+  const bool has_seats = area == &staging_ && context_.spans_nodes();
+  if (has_seats || area == &list_slot_) TIDE_RETURN_IF_ERROR(open_to_all(memory.value().get()));
   *area = {memory.value(), 0, bytes};
   return Status::ok();
 }
@@ -258,9 +260,34 @@ GroupCounters GroupImpl::counters() const {
   counters.bytes_copied = context_.bytes_copied;
   counters.bytes_summed = context_.bytes_summed;
   counters.bytes_sent = context_.bytes_sent;
+  counters.copies_to_all = context_.copies_to_all;
+  counters.read_adds = context_.read_adds;
   counters.arena_bytes = *arena_bytes_;
   counters.plans = plan_count_;
   return counters;
+}
+
+std::string GroupImpl::no_multicast() const {
+  std::lock_guard<std::mutex> lock(multicast_mutex_);
+  return no_multicast_;
+}
+
+// The same on all ranks, also where only some nodes have it.
+Status GroupImpl::open_to_all(ArenaMemory* memory) {
+  if (memory == nullptr) return Status::ok();
+  const Capabilities& capabilities = context_.fabric().capabilities();
+  Status opened = capabilities.multicast
+                      ? memory->open_to_all(context_.fabric(), deadline())
+                      : Status(ErrorKind::kUnsupported, capabilities.no_multicast);
+  if (opened.is_ok() || opened.kind() == ErrorKind::kUnsupported) {
+    if (context_.spans_nodes() && capabilities.differs_by_node) opened = agree(opened);
+  }
+  if (opened.is_ok()) memory->set_open_to_all();
+  if (!opened.is_ok() && opened.kind() != ErrorKind::kUnsupported)
+    return context_.break_group(opened, true);
+  std::lock_guard<std::mutex> lock(multicast_mutex_);
+  no_multicast_ = opened.message();
+  return Status::ok();
 }
 
 std::string GroupImpl::flight_record() const {

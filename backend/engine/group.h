@@ -40,6 +40,8 @@ struct GroupOptions {
   // Asked about every 100 ms by waits of calling threads; its error (kInterrupted) ends them. A
   // call that its peers may have seen then breaks the group. Null: never.
   std::function<Status()> interrupted = {};
+  // No sum by the switch, whose order is not fixed; copies to all are not concerned.
+  bool deterministic = false;
 };
 
 // What a group that spans several nodes has beside its node's fabric.
@@ -105,10 +107,12 @@ struct ReduceCall {
 
 struct GroupCounters {  // since creation
   uint64_t operations = 0;
-  uint64_t bytes_pushed = 0;  // into peers' memory by this rank
-  uint64_t bytes_copied = 0;  // own copies, casts, unpacks, moves of Slot-Reuse
-  uint64_t bytes_summed = 0;  // read by accumulates and combines
-  uint64_t bytes_sent = 0;    // put over the rail to other nodes
+  uint64_t bytes_pushed = 0;   // into peers' memory by this rank; a store to all counts once
+  uint64_t bytes_copied = 0;   // own copies, casts, unpacks, moves of Slot-Reuse
+  uint64_t bytes_summed = 0;   // read by accumulates and combines
+  uint64_t bytes_sent = 0;     // put over the rail to other nodes
+  uint64_t copies_to_all = 0;  // steps that were one store to every rank
+  uint64_t read_adds = 0;      // steps whose sum the switch made
   int64_t arena_bytes = 0;
   int64_t plans = 0;  // now: made and not retired
 };
@@ -168,6 +172,9 @@ class Group {
   virtual void refuse(const std::string& reason) = 0;
 
   virtual GroupCounters counters() const = 0;
+  // Why slots (between nodes: and seats) are not open to all by multicast; empty where they are,
+  // and before the first was made. The same on all ranks. Any thread.
+  virtual std::string no_multicast() const = 0;
   virtual Status error() const = 0;  // OK until the group broke
   // JSON: the last operations with their state and sequence.
   virtual std::string flight_record() const = 0;

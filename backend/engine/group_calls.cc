@@ -86,7 +86,7 @@ void GroupImpl::advance(const Program& program, Binding* binding) {
   for (int c = 0; c < kCounterCount; ++c) base_[c] += program.advance[c];
 }
 
-void GroupImpl::plan_sums(ReduceOptions options, Binding* binding) {
+void GroupImpl::plan_sums(ReduceOptions options, ReduceOp op, Binding* binding) {
   if (!context_.spans_nodes()) {
     options.staging_slice_bytes = options_.staging_slice_bytes;
     binding->program = programs_.reduce(*binding->layout, options);
@@ -96,8 +96,26 @@ void GroupImpl::plan_sums(ReduceOptions options, Binding* binding) {
   between.subset = std::move(options.subset);
   between.dtypes = std::move(options.dtypes);
   between.segment_bytes = node_area_.segment_bytes;
+  // The switch adds fp32, whatever a rank has that is summed as something else goes by pushes.
+  const bool is_open = staging_.is_open_to_all() && !options_.deterministic;
+  const bool is_fp32 = std::all_of(between.dtypes.begin(), between.dtypes.end(), [](DType dtype) {
+    return partial_dtype(dtype) == DType::kFloat32;
+  });
+  between.read_add = is_open && is_fp32 && op == ReduceOp::kSum;
+  between.behind_read_adds = is_open && !between.read_add;
   binding->program = programs_.node_reduce(*binding->layout, between);
   binding->space_offset = node_area_.offset;
+}
+
+std::shared_ptr<const Program> GroupImpl::gather_program(const GroupLayout& layout, bool to_all) {
+  if (context_.spans_nodes()) {
+    NodeGatherOptions options = options_.rail_gather;
+    options.to_all = to_all;
+    return programs_.node_gather(layout, options);
+  }
+  GatherOptions options;
+  options.to_all = to_all;
+  return programs_.gather(layout, options);
 }
 
 void GroupImpl::use_slot(Slot& slot, const std::shared_ptr<OperationState>& operation) {
@@ -143,8 +161,7 @@ Result<GatherStarted> GroupImpl::gather(const GatherCall& call) {
   GatherStarted started;
   Binding binding;
   binding.layout = plan.layout;
-  binding.program = context_.spans_nodes() ? programs_.node_gather(layout, options_.rail_gather)
-                                           : programs_.gather(layout, GatherOptions{});
+  binding.program = gather_program(layout, needs_slot && slots_[index].range.is_open_to_all());
   binding.shards = call.shards;
   advance(*binding.program, &binding);
   if (needs_slot) {
@@ -276,7 +293,7 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce(const ReduceCall& call) {
 
   Binding binding;
   binding.layout = plan.layout;
-  plan_sums(std::move(options), &binding);
+  plan_sums(std::move(options), call.options.op, &binding);
   for (size_t i = 0; i < call.parameters.size(); ++i) {
     binding.descriptors.push_back(
         describe_tensor(layout, call.parameters[i], call.gradient_dtypes[i]));
@@ -364,7 +381,9 @@ Result<std::shared_ptr<Operation>> GroupImpl::gather_list(std::shared_ptr<const 
   binding.shards = inputs;
   binding.outputs = outputs;
   if (context_.spans_nodes()) {
-    binding.program = programs_.node_gather(*layout, options_.rail_gather);
+    // A slot that comes with this call is open to all from the next one on.
+    const bool has_slot = list_slot_.bytes >= align_slot(layout->slot_bytes());
+    binding.program = gather_program(*layout, has_slot && list_slot_.is_open_to_all());
   } else {
     GatherOptions options;
     options.destination = Space::kOutput;
@@ -429,7 +448,7 @@ Result<std::shared_ptr<Operation>> GroupImpl::reduce_list(std::shared_ptr<const 
   }
   TIDE_RETURN_IF_ERROR(check_sum(options.dtypes, output_dtype, accumulate));
   binding.gradient_dtypes = options.dtypes;
-  plan_sums(std::move(options), &binding);
+  plan_sums(std::move(options), accumulate.op, &binding);
   CallRecord record;
   record.kind = CallKind::kReduceList;
   record.program_hash = binding.program->hash;

@@ -109,6 +109,7 @@ class GroupImpl final : public Group {
   void refuse(const std::string& reason) override;
 
   GroupCounters counters() const override;
+  std::string no_multicast() const override;
   Status error() const override { return context_.failure.status(); }
   std::string flight_record() const override;
   std::string wait_times() const override { return context_.wait_times.to_json(); }
@@ -159,6 +160,8 @@ class GroupImpl final : public Group {
                                                        const Binding* call);
   // Makes an area at the first call that needs it: `cause`, with its layout and descriptors bound.
   Status ensure_area(const CallRecord& cause, const Binding& call, ArenaRange* area, int64_t bytes);
+  // Collective: by multicast, where all ranks may. An error broke the group.
+  Status open_to_all(ArenaMemory* memory);
   int64_t staging_area_bytes() const;
   int64_t landing_area_bytes() const;
 
@@ -212,7 +215,9 @@ class GroupImpl final : public Group {
   Slot* vacated_slot(const Plan& plan);
   void use_slot(Slot& slot, const std::shared_ptr<OperationState>& operation);
   // The reduce's program, in the form that the group's nodes ask for.
-  void plan_sums(ReduceOptions options, Binding* binding);
+  void plan_sums(ReduceOptions options, ReduceOp op, Binding* binding);
+  // Of a gather to a slot; `to_all`: it is open to all.
+  std::shared_ptr<const Program> gather_program(const GroupLayout& layout, bool to_all);
   void advance(const Program& program, Binding* binding);
   void move_gradients(const ReduceCall& call, const Plan& plan, const Slot& slot,
                       Binding* binding) const;
@@ -254,6 +259,9 @@ class GroupImpl final : public Group {
   std::vector<std::shared_ptr<ArenaMemory>> regions_;  // by number; null: ended
   int slotless_calls_to_skip_ = 0;                     // until the next look_for_slots()
   int slotless_pause_ = 0;
+
+  mutable std::mutex multicast_mutex_;
+  std::string no_multicast_;  // what the last opening met with
 
   std::atomic<int64_t> plan_count_{0};
   mutable std::mutex forgotten_mutex_;

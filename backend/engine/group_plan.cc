@@ -153,6 +153,9 @@ Status GroupImpl::make_arena(const PlanDecision& decision) {
   if (!own.is_ok()) return own.status();
   const auto staging = make_memory(decision.makes_area ? staging_area_bytes() : 0);
   if (!staging.is_ok()) return staging.status();
+  if (context_.spans_nodes()) TIDE_RETURN_IF_ERROR(open_to_all(staging.value().get()));
+  for (const auto& slots : {shared.value(), own.value()})
+    TIDE_RETURN_IF_ERROR(open_to_all(slots.get()));
 
   const auto add_slot = [&](const std::shared_ptr<ArenaMemory>& memory, int64_t offset,
                             int64_t bytes) {

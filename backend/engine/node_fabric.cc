@@ -14,6 +14,8 @@ class NodeWindow final : public Window {
   int64_t bytes() const override { return window_->bytes(); }
   void* own() const override { return window_->own(); }
   void* peer(int rank) const override { return peers_[static_cast<size_t>(rank)]; }
+  void* all() const override { return window_->all(); }
+  Window& of_node() const { return *window_; }
 
  private:
   const std::shared_ptr<Window> window_;
@@ -32,6 +34,10 @@ Result<std::shared_ptr<Window>> NodeFabric::create_window(int64_t bytes, Deadlin
   for (const int rank : topology_.members(topology_.node(rank_)))
     peers[static_cast<size_t>(rank)] = window.value()->peer(topology_.local(rank));
   return std::shared_ptr<Window>(std::make_shared<NodeWindow>(window.value(), std::move(peers)));
+}
+
+Status NodeFabric::open_to_all(Window& window, Deadline deadline) {
+  return fabric_->open_to_all(static_cast<NodeWindow&>(window).of_node(), deadline);
 }
 
 Status NodeFabric::peer_status(int rank) const {

@@ -26,6 +26,7 @@ class NodeFabric final : public Fabric {
   // Collective over the node alone.
   Result<std::shared_ptr<Window>> create_window(int64_t bytes, Deadline deadline) override;
 
+  Status open_to_all(Window& window, Deadline deadline) override;
   Status copy(int queue, const CopyBlock* blocks, int count) override {
     return fabric_->copy(queue, blocks, count);
   }
@@ -35,6 +36,10 @@ class NodeFabric final : public Fabric {
   Status accumulate(int queue, const AccumulateBlock* blocks, int count,
                     const AccumulateOptions& options) override {
     return fabric_->accumulate(queue, blocks, count, options);
+  }
+  Status read_add(int queue, const ReadAddBlock* blocks, int count,
+                  const AccumulateOptions& options) override {
+    return fabric_->read_add(queue, blocks, count, options);
   }
   Status signal(int queue, uint32_t* word, uint32_t value) override {
     return fabric_->signal(queue, word, value);

@@ -156,11 +156,9 @@ class NodeReducePlanner {
     if (locals_ > 1) steps_.signal(Queue::kSum, kAllPeers, Counter::kReduceCredit, free);
     if (locals_ > 1) steps_.signal(Queue::kCombine, kAllPeers, Counter::kBlockCredit, free);
     steps_.signal(Queue::kCombine, kSelf, Counter::kBlockCredit, free);
-    if (options_.read_add) {
-      wait_for_readers(Queue::kReduceRail, free);
-    } else {
-      steps_.wait(Queue::kReduceRail, kSelf, Counter::kSeatFree, 0);  // by earlier operations
-    }
+    // By earlier operations.
+    if (options_.read_add || options_.behind_read_adds) wait_for_readers(Queue::kReduceRail, free);
+    if (!options_.read_add) steps_.wait(Queue::kReduceRail, kSelf, Counter::kSeatFree, 0);
     for (int t = 0; t < static_cast<int>(free); ++t) grant(t);
   }
 
@@ -204,7 +202,8 @@ class NodeReducePlanner {
       const uint32_t free = t == 0 ? 0 : static_cast<uint32_t>(t - kAreas) + 1;
       steps_.wait(Queue::kSum, kSelf, Counter::kPartialFree, free);
       if (!options_.read_add) steps_.wait(Queue::kSum, kSelf, Counter::kSeatFree, free);
-      if (options_.read_add) wait_for_readers(Queue::kSum, seats_granted(t));
+      if (options_.read_add || (options_.behind_read_adds && t == 0))
+        wait_for_readers(Queue::kSum, seats_granted(t));
     }
     if (options_.read_add) zero_empty_seats(t);
     for (int i = 0; i < turn.batch.sources; ++i) {
@@ -414,7 +413,8 @@ Program plan_node_reduce(const GroupLayout& layout, const Topology& topology, in
                          const NodeReduceOptions& options) {
   Program program =
       start_node_program(Direction::kReduce, layout, topology, rank,
-                         {options.segment_bytes, static_cast<int64_t>(options.read_add)});
+                         {options.segment_bytes, static_cast<int64_t>(options.read_add),
+                          static_cast<int64_t>(options.behind_read_adds)});
   for (size_t i = 0; i < options.subset.size(); ++i) {
     program.hash = hash_combine(program.hash, static_cast<uint64_t>(options.subset[i]));
     program.hash = hash_combine(program.hash, static_cast<uint64_t>(options.dtypes[i]));

@@ -39,6 +39,9 @@ struct NodeReduceOptions {
   std::vector<DType> dtypes;        // of those gradients, parallel to subset
   int64_t segment_bytes = 1 << 20;  // most packed bytes of one segment of one shard
   bool read_add = false;            // the last step by multicast; else by pushes
+  // By pushes, where earlier reduces of the group may have been read-adds: seats are free only when
+  // every rank of the node has read them.
+  bool behind_read_adds = false;
   bool operator==(const NodeReduceOptions&) const = default;
 };
 

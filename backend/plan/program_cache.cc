@@ -37,7 +37,7 @@ uint64_t hash_of(const NodeGatherOptions& options) {
 
 uint64_t hash_of(const NodeReduceOptions& options) {
   uint64_t hash = hash_combine(kHashSeed, static_cast<uint64_t>(options.segment_bytes));
-  hash = hash_combine(hash, options.read_add ? 1 : 0);
+  hash = hash_combine(hash, (options.read_add ? 1 : 0) + (options.behind_read_adds ? 2 : 0));
   return hash_of(options.subset, options.dtypes, hash);
 }
 

@@ -10,6 +10,7 @@ namespace tide::testing {
 struct NodesOptions {
   GroupOptions group{.name = "test", .timeout = 60s};
   MemoryFabricOptions fabric;  // ranks are locals
+  std::function<Status(int node, int local)> refuse_multicast;
   std::function<std::function<MemoryFate(const MemoryMessage&)>(int local)> fate;
   std::function<Status(int node, int local)> refuse_region;
   std::function<void(int rank, GroupOptions&)> per_rank;
@@ -48,7 +49,13 @@ inline void run_nodes(int nodes, int locals, const NodesOptions& options,
   std::vector<std::unique_ptr<Fabric>> fabrics(static_cast<size_t>(topology.ranks()));
   std::vector<std::unique_ptr<Network>> networks(fabrics.size());
   for (int node = 0; node < nodes; ++node) {
-    auto made = make_memory_fabrics(locals, options.fabric);
+    MemoryFabricOptions fabric_options = options.fabric;
+    if (options.refuse_multicast) {
+      fabric_options.refuse_multicast = [node, &options](int local) {
+        return options.refuse_multicast(node, local);
+      };
+    }
+    auto made = make_memory_fabrics(locals, fabric_options);
     for (int local = 0; local < locals; ++local)
       fabrics[topology.rank(node, local)] = std::move(made[local]);
   }

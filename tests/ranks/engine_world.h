@@ -74,7 +74,8 @@ inline void run_ranks(int ranks, const WorldOptions& options,
                       std::vector<Fabric*>* fabrics = nullptr) {
   auto owned_driver = std::make_unique<cuda::FakeDriver>();
   cuda::FakeDriver& driver = *owned_driver;
-  driver.devices = 1;
+  driver.devices = options.fabric.multicast ? ranks : 1;
+  driver.multicast = options.fabric.multicast;
   auto store = std::make_shared<MapStore>();
   std::vector<std::thread> threads;
   if (fabrics != nullptr) fabrics->resize(static_cast<size_t>(ranks));
@@ -92,7 +93,12 @@ inline void run_ranks(int ranks, const WorldOptions& options,
                                               ? [rank, refuse = options.fabric.refuse_window](
                                                     int64_t bytes) { return refuse(rank, bytes); }
                                               : std::function<Status(int64_t)>();
-      fabric_options.api = driver.api(rank);
+      fabric_options.device = rank % driver.devices;
+      cuda::DriverApi api = driver.api(rank);
+      api.environment = [](const char*) -> const char* { return nullptr; };
+      fabric_options.api = api;
+      if (options.fabric.refuse_multicast)
+        fabric_options.multicast = options.fabric.refuse_multicast(rank);
       fabric_options.images = cuda::FakeDriver::images();
       auto fabric = connect_cuda_fabric(fabric_options, *store);
       ASSERT_TRUE(fabric.is_ok()) << fabric.status().to_string();

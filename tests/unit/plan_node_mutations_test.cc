@@ -54,13 +54,14 @@ std::vector<Form> gather_forms(int64_t landing_slice_bytes) {
 }
 
 // Two under way, of the whole group and of some parameters; three turns and more.
-Form reduce_form(int nodes, int locals, bool read_add) {
+Form reduce_form(int nodes, int locals, bool read_add, bool behind_read_adds = false) {
   const int ranks = nodes * locals;
   const auto layout = make_layout(
       {flat_parameter(100 * ranks, ranks), column_parameter(2, 3, ranks), flat_parameter(5, ranks)},
       ranks);
   const Topology topology = make_topology(nodes, locals);
   NodeReduceOptions options = node_reduce_all(*layout, 64, read_add);
+  options.behind_read_adds = behind_read_adds;
   SequenceBuilder builder(ranks);
   const int group = builder.add_group(all_processes(ranks));
   for (int i = 0; i < 2; ++i) {
@@ -74,7 +75,8 @@ Form reduce_form(int nodes, int locals, bool read_add) {
     builder.act(Action::kReadSummed, i);
   }
   return {std::to_string(nodes) + " nodes of " + std::to_string(locals) +
-              (read_add ? ", read-add" : ", pushes"),
+              (read_add ? ", read-add" : ", pushes") +
+              (behind_read_adds ? " behind read-adds" : ""),
           builder.sequence()};
 }
 
@@ -93,6 +95,7 @@ TEST(NodeMutationsTest, AllCaughtOrEqual) {
     forms.push_back(reduce_form(2, 3, read_add));
     forms.push_back(reduce_form(3, 1, read_add));
   }
+  forms.push_back(reduce_form(3, 2, false, true));
   testing::expect_caught_or_equal(forms, 90, static_cast<int>(testing::Mutation::kCount));
 }
 

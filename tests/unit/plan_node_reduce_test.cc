@@ -183,6 +183,35 @@ TEST(NodeReducePlanTest, EmptySeatsReadZeroWhereOldDataLay) {
   }
 }
 
+// Both forms in turn, all under way at once. Without behind_read_adds, seats would be written
+// before peers have read them: the checker sees it.
+TEST(NodeReducePlanTest, BothFormsInTurn) {
+  std::mt19937 random(9);
+  for (const auto& [nodes, locals] : {std::pair(2, 2), std::pair(3, 2), std::pair(2, 3)}) {
+    const int ranks = nodes * locals;
+    const Topology topology = make_topology(nodes, locals, &random);
+    const auto layout = make_layout({flat_parameter(100 * ranks, ranks)}, ranks);
+    for (const bool knows : {true, false}) {
+      SequenceBuilder builder(ranks);
+      const int group = builder.add_group(all_processes(ranks));
+      for (int i = 0; i < 4; ++i) {
+        NodeReduceOptions options = node_reduce_all(*layout, 64, i % 2 == 0);
+        options.behind_read_adds = knows && !options.read_add;
+        const int reduce = builder.reduce(group, layout, topology, options);
+        builder.operation(reduce).outputs = builder.operation(reduce).gradients = i;
+        builder.act(Action::kWriteGradients, reduce);
+        builder.act(Action::kIssue, reduce);
+      }
+      for (int i = 0; i < 4; ++i) {
+        builder.act(Action::kWait, i);
+        builder.act(Action::kReadSummed, i);
+      }
+      const std::string error = check_all(builder.sequence(), 3).error;
+      EXPECT_EQ(error.empty(), knows) << nodes << " nodes of " << locals << ": " << error;
+    }
+  }
+}
+
 class NodeReduceCheckTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Nodes, NodeReduceCheckTest, ::testing::Range(2, 18));
 

@@ -35,6 +35,7 @@ class CudaFabricImpl final : public CudaFabric {
         multicast_map_(std::make_shared<WindowMap>()) {
     capabilities_.blocking = false;
     capabilities_.kind = "cuda";
+    capabilities_.differs_by_node = true;
   }
   ~CudaFabricImpl() override;
 

@@ -47,10 +47,10 @@ bool has_failed(const WaitGuard& guard) {
 
 }  // namespace
 
-BlockingFabric::BlockingFabric(int rank, int size, std::string kind, std::string label)
+BlockingFabric::BlockingFabric(int rank, int size, Capabilities capabilities, std::string label)
     : rank_(rank),
       size_(size),
-      capabilities_{true, false, std::move(kind)},
+      capabilities_(std::move(capabilities)),
       label_(std::move(label)),
       window_map_(std::make_shared<WindowMap>()),
       peers_(static_cast<size_t>(size)) {}

@@ -39,7 +39,7 @@ class BlockingFabric : public Fabric {
 
  protected:
   // `label` begins this rank's messages: "rank 1 of group 'default'".
-  BlockingFabric(int rank, int size, std::string kind, std::string label);
+  BlockingFabric(int rank, int size, Capabilities capabilities, std::string label);
 
   // OK when calls may go on: not closed, not in a forked child.
   virtual Status usable() const = 0;

@@ -29,7 +29,7 @@ std::string label_of(const HostFabricOptions& options) {
 class HostFabric : public BlockingFabric {
  public:
   HostFabric(const HostFabricOptions& options, std::vector<PeerLink> links)
-      : BlockingFabric(options.rank, options.size, "host", label_of(options)),
+      : BlockingFabric(options.rank, options.size, {.kind = "host"}, label_of(options)),
         options_(options),
         owner_(::getpid()),
         links_(std::move(links)),

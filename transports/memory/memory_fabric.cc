@@ -41,6 +41,42 @@ class SharedPages {
   size_t total_;
 };
 
+// Addresses that stand for all ranks' parts of a window: nothing is mapped there.
+class OpenWindows {
+ public:
+  void* add(std::shared_ptr<SharedPages> pages) {
+    void* base = mmap(nullptr, static_cast<size_t>(pages->stride()), PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) return nullptr;
+    std::lock_guard lock(mutex_);
+    open_[static_cast<char*>(base)] = std::move(pages);
+    return base;
+  }
+  void remove(void* base) {
+    std::lock_guard lock(mutex_);
+    const auto found = open_.find(static_cast<char*>(base));
+    munmap(base, static_cast<size_t>(found->second->stride()));
+    open_.erase(found);
+  }
+  // Of every rank, by rank; none where the address stands for nothing.
+  std::vector<char*> members(const void* address, int ranks) const {
+    const char* at = static_cast<const char*>(address);
+    std::lock_guard lock(mutex_);
+    auto after = open_.upper_bound(const_cast<char*>(at));
+    if (after == open_.begin()) return {};
+    --after;
+    if (at - after->first >= after->second->stride()) return {};
+    std::vector<char*> members;
+    for (int rank = 0; rank < ranks; ++rank)
+      members.push_back(after->second->part(rank) + (at - after->first));
+    return members;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<char*, std::shared_ptr<SharedPages>> open_;
+};
+
 class MemoryWindow : public Window {
  public:
   MemoryWindow(std::shared_ptr<SharedPages> pages, std::shared_ptr<WindowMap> map, int rank,
@@ -48,21 +84,31 @@ class MemoryWindow : public Window {
       : pages_(std::move(pages)), map_(std::move(map)), rank_(rank), bytes_(bytes) {
     map_->add(pages_->part(0), ranks, bytes_, pages_->stride());
   }
-  ~MemoryWindow() override { map_->remove(pages_->part(0)); }
+  ~MemoryWindow() override {
+    if (all_ != nullptr) open_->remove(all_);
+    map_->remove(pages_->part(0));
+  }
 
   int64_t bytes() const override { return bytes_; }
   void* own() const override { return pages_->part(rank_); }
   void* peer(int rank) const override { return pages_->part(rank); }
+  void* all() const override { return all_; }
+  void open(std::shared_ptr<OpenWindows> open) {
+    open_ = std::move(open);
+    all_ = open_->add(pages_);
+  }
 
  private:
   std::shared_ptr<SharedPages> pages_;
   std::shared_ptr<WindowMap> map_;
   int rank_;
   int64_t bytes_;
+  std::shared_ptr<OpenWindows> open_;
+  void* all_ = nullptr;
 };
 
-// One collective create_window: the ranks meet, the last one decides for all; one that gives up
-// decides, too.
+// One collective create_window or open_to_all: the ranks meet, the last one decides for all; one
+// that gives up decides, too.
 struct Meeting {
   int arrived = 0;
   int64_t bytes = 0;
@@ -92,7 +138,7 @@ class MemoryFabric : public BlockingFabric {
  public:
   MemoryFabric(std::shared_ptr<MemoryGroup> group, const std::shared_ptr<SharedPages>& doorbells,
                int rank, int size)
-      : BlockingFabric(rank, size, "memory", "rank " + std::to_string(rank)),
+      : BlockingFabric(rank, size, capabilities_of(*group), "rank " + std::to_string(rank)),
         group_(std::move(group)) {
     set_doorbells(std::make_shared<MemoryWindow>(doorbells, std::make_shared<WindowMap>(), rank,
                                                  size, static_cast<int64_t>(sizeof(DoorbellPage))));
@@ -101,6 +147,10 @@ class MemoryFabric : public BlockingFabric {
   ~MemoryFabric() override { close(); }
 
   Result<std::shared_ptr<Window>> create_window(int64_t bytes, Deadline deadline) override;
+  Status open_to_all(Window& window, Deadline deadline) override;
+  Status copy(int queue, const CopyBlock* blocks, int count) override;
+  Status read_add(int queue, const ReadAddBlock* blocks, int count,
+                  const AccumulateOptions& options) override;
   void fail(const Status& reason) override;
   void close() override { leave(&MemoryFabric::mark_left); }
   void break_off() {
@@ -158,9 +208,19 @@ class MemoryFabric : public BlockingFabric {
     }
   }
 
-  void arrive(Meeting& meeting, int64_t bytes);
+  static Capabilities capabilities_of(const MemoryGroup& group) {
+    Capabilities capabilities = {.kind = "memory"};
+    capabilities.multicast = capabilities.differs_by_node = group.options.multicast;
+    return capabilities;
+  }
+
+  // All ranks come, or the error is everybody's; `own` is this rank's refusal.
+  Result<std::shared_ptr<Meeting>> meet(int64_t bytes, const Status& own, bool makes_pages,
+                                        Deadline deadline);
+  void arrive(Meeting& meeting, int64_t bytes, const Status& own, bool makes_pages);
 
   const std::shared_ptr<MemoryGroup> group_;
+  const std::shared_ptr<OpenWindows> open_windows_ = std::make_shared<OpenWindows>();
   std::atomic<bool> closed_{false};
   int64_t next_meeting_ = 0;
 
@@ -171,9 +231,7 @@ class MemoryFabric : public BlockingFabric {
   std::thread service_;
 };
 
-void MemoryFabric::arrive(Meeting& meeting, int64_t bytes) {
-  const auto& refuse = group_->options.refuse_window;
-  const Status own = refuse ? refuse(rank(), bytes) : Status::ok();
+void MemoryFabric::arrive(Meeting& meeting, int64_t bytes, const Status& own, bool makes_pages) {
   if (!own.is_ok()) meeting.refuse(rank(), own);
   if (bytes <= 0)
     meeting.refuse(rank(),
@@ -185,7 +243,7 @@ void MemoryFabric::arrive(Meeting& meeting, int64_t bytes) {
                                                         std::to_string(meeting.bytes)});
   }
   if (++meeting.arrived < size()) return;
-  if (meeting.refusal.is_ok()) {
+  if (meeting.refusal.is_ok() && makes_pages) {
     meeting.pages = SharedPages::make(size(), bytes);
     if (!meeting.pages) {
       meeting.refuse(rank(), {ErrorKind::kSystem,
@@ -196,13 +254,63 @@ void MemoryFabric::arrive(Meeting& meeting, int64_t bytes) {
 }
 
 Result<std::shared_ptr<Window>> MemoryFabric::create_window(int64_t bytes, Deadline deadline) {
+  const auto& refuse = group_->options.refuse_window;
+  const Status own = refuse ? refuse(rank(), bytes) : Status::ok();
+  Result<std::shared_ptr<Meeting>> meeting = meet(bytes, own, true, deadline);
+  if (!meeting.is_ok()) return meeting.status();
+  return std::shared_ptr<Window>(
+      std::make_shared<MemoryWindow>(meeting.value()->pages, window_map(), rank(), size(), bytes));
+}
+
+Status MemoryFabric::open_to_all(Window& window, Deadline deadline) {
+  const auto& refuse = group_->options.refuse_multicast;
+  Status own = refuse ? refuse(rank()) : Status::ok();
+  if (!capabilities().multicast) own = {ErrorKind::kUnsupported, capabilities().no_multicast};
+  TIDE_RETURN_IF_ERROR(meet(window.bytes(), own, false, deadline).status());
+  static_cast<MemoryWindow&>(window).open(open_windows_);
+  return Status::ok();
+}
+
+Status MemoryFabric::copy(int queue, const CopyBlock* blocks, int count) {
+  if (!capabilities().multicast) return BlockingFabric::copy(queue, blocks, count);
+  for (int i = 0; i < count; ++i) {
+    CopyBlock block = blocks[i];
+    std::vector<char*> members = open_windows_->members(block.to, size());
+    if (members.empty()) members.push_back(static_cast<char*>(block.to));
+    for (char* member : members) {
+      block.to = member;  // the place it is read from holds it already
+      if (member != block.from) TIDE_RETURN_IF_ERROR(BlockingFabric::copy(queue, &block, 1));
+    }
+  }
+  return Status::ok();
+}
+
+// The twin of kernels/combine.cu: what it reads through a switch is added here.
+Status MemoryFabric::read_add(int queue, const ReadAddBlock* blocks, int count,
+                              const AccumulateOptions& options) {
+  for (int i = 0; i < count; ++i) {
+    AccumulateBlock sum;
+    for (const char* member : open_windows_->members(blocks[i].from, size()))
+      sum.slices.push_back(member);
+    if (sum.slices.empty())
+      return {ErrorKind::kInternal, label() + ": a read-add outside every window opened to all"};
+    sum.output = blocks[i].output;
+    sum.numel = blocks[i].numel;
+    sum.output_dtype = blocks[i].output_dtype;
+    TIDE_RETURN_IF_ERROR(accumulate(queue, &sum, 1, options));
+  }
+  return Status::ok();
+}
+
+Result<std::shared_ptr<Meeting>> MemoryFabric::meet(int64_t bytes, const Status& own,
+                                                    bool makes_pages, Deadline deadline) {
   TIDE_RETURN_IF_ERROR(usable());
   std::unique_lock lock(group_->mutex);
   const int64_t number = next_meeting_++;
   auto& entry = group_->meetings[number];
   if (!entry) entry = std::make_shared<Meeting>();
   const std::shared_ptr<Meeting> meeting = entry;
-  arrive(*meeting, bytes);
+  arrive(*meeting, bytes, own, makes_pages);
   while (!meeting->decision) {
     const Status missing = first_missing_peer();
     const Deadline now = Clock::now();
@@ -220,8 +328,7 @@ Result<std::shared_ptr<Window>> MemoryFabric::create_window(int64_t bytes, Deadl
   group_->changed.notify_all();
   if (meeting->arrived == size()) group_->meetings.erase(number);
   if (!meeting->decision->is_ok()) return *meeting->decision;
-  return std::shared_ptr<Window>(
-      std::make_shared<MemoryWindow>(meeting->pages, window_map(), rank(), size(), bytes));
+  return meeting;
 }
 
 void MemoryFabric::fail(const Status& reason) {

@@ -17,6 +17,10 @@ namespace tide {
 struct MemoryFabricOptions {
   // Asked by each rank in create_window; an error is that rank's refusal. For tests of votes.
   std::function<Status(int rank, int64_t bytes)> refuse_window;
+  // Emulated: a copy to Window::all() writes every rank's part, a read-add adds them in the order
+  // of ranks. `refuse_multicast` as above, in open_to_all.
+  bool multicast = false;
+  std::function<Status(int rank)> refuse_multicast;
 };
 
 // fabrics[r] is rank r's.
