@@ -241,6 +241,7 @@ void bind_backend(py::module_& module) {
       .def("reduce_layout", telling_peers(&ProcessGroupTide::reduce_layout), py::arg("output"),
            py::arg("inputs"), py::arg("rows"), py::arg("op"), py::arg("scale"), NoGil())
       .def("counters", &ProcessGroupTide::counters, NoGil())
+      .def("no_multicast", &ProcessGroupTide::no_multicast, NoGil())
       .def("flight_record", &ProcessGroupTide::flight_record, NoGil())
       .def("wait_times", &ProcessGroupTide::wait_times, NoGil())
       .def("why_delegated", &ProcessGroupTide::why_delegated, NoGil())

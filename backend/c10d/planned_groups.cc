@@ -270,13 +270,23 @@ std::map<std::string, int64_t> ProcessGroupTide::counters() const {
     counters.bytes_summed += one.bytes_summed;
     counters.arena_bytes += one.arena_bytes;
     counters.plans += one.plans;
+    counters.copies_to_all += one.copies_to_all;
+    counters.read_adds += one.read_adds;
   }
   return {{"operations", static_cast<int64_t>(counters.operations)},
           {"bytes_pushed", static_cast<int64_t>(counters.bytes_pushed)},
           {"bytes_copied", static_cast<int64_t>(counters.bytes_copied)},
           {"bytes_summed", static_cast<int64_t>(counters.bytes_summed)},
           {"arena_bytes", counters.arena_bytes},
-          {"plans", counters.plans}};
+          {"plans", counters.plans},
+          {"copies_to_all", static_cast<int64_t>(counters.copies_to_all)},
+          {"read_adds", static_cast<int64_t>(counters.read_adds)}};
+}
+
+std::optional<std::string> ProcessGroupTide::no_multicast() const {
+  const std::shared_ptr<Group> group = engines_.made(true);
+  if (!group) return std::nullopt;
+  return group->no_multicast();
 }
 
 std::string ProcessGroupTide::wait_times() const {

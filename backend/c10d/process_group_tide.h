@@ -210,6 +210,9 @@ class ProcessGroupTide : public c10d::Backend {
   }
 
   std::map<std::string, int64_t> counters() const;
+  // Of the GPU's group: "" where its slots are open to all by NVLink multicast, else why not; no
+  // value before its first use. The same on all ranks.
+  std::optional<std::string> no_multicast() const;
   std::string flight_record() const;
   std::string wait_times() const;
   // Operation name -> reason of its last delegation, for operations that tide has a path of its own

@@ -172,8 +172,8 @@ class Group {
   virtual void refuse(const std::string& reason) = 0;
 
   virtual GroupCounters counters() const = 0;
-  // Why slots (between nodes: and seats) are not open to all by multicast; empty where they are,
-  // and before the first was made. The same on all ranks. Any thread.
+  // Why slots (between nodes: and seats) are not open to all by multicast; empty where they are.
+  // The same on all ranks. Any thread.
   virtual std::string no_multicast() const = 0;
   virtual Status error() const = 0;  // OK until the group broke
   // JSON: the last operations with their state and sequence.

@@ -261,7 +261,7 @@ class GroupImpl final : public Group {
   int slotless_pause_ = 0;
 
   mutable std::mutex multicast_mutex_;
-  std::string no_multicast_;  // what the last opening met with
+  std::string no_multicast_ = "no slot has been made";  // then what the last opening met with
 
   std::atomic<int64_t> plan_count_{0};
   mutable std::mutex forgotten_mutex_;

@@ -107,7 +107,9 @@ class Backend(torch._C._distributed_c10d.Backend):
         """`output`, flat, gets this rank's shard of each reduced input, one after another in list order."""
 
     def counters(self) -> dict[str, int]:
-        """Since creation: operations, bytes_pushed, bytes_copied, bytes_summed; arena_bytes and plans: held now."""
+        """Since creation: operations, bytes_pushed, bytes_copied, bytes_summed, copies_to_all, read_adds; arena_bytes and plans: held now."""
+    def no_multicast(self) -> str | None:
+        """Why slots on the GPU are not open to all by NVLink multicast, the same on all ranks; "": they are. None: no GPU served yet."""
     def flight_record(self) -> str:
         """JSON: the last operations of tide's own with their state; an empty list before the first."""
     def wait_times(self) -> str:

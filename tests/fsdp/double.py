@@ -172,6 +172,9 @@ class Backend:
     def counters(self):
         return {"arena_bytes": 0, "plans": 0}
 
+    def no_multicast(self):
+        return None
+
 
 def settle(tensors):
     """On a GPU: the host waits for all that it has enqueued, as this stand-in has no events."""

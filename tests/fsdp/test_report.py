@@ -43,6 +43,16 @@ def test_it_fits_a_terminal_whatever_the_names() -> None:
     assert "very_long_name_8" in text and "1 of 2 groups on tide" in text
 
 
+def test_it_says_whether_multicast_is_used_or_why_not() -> None:
+    why = "rank 3: NVLink multicast is off: NCCL_NVLS_ENABLE=0"
+    text = str(Report([row()], 1, {"default_pg": why, "other": ""}))
+    assert f"gathers of 'default_pg' go to each peer in turn: {why}" in " ".join(text.split())
+    assert "gathers of 'other' are one store to all (multicast)" in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "gathers of" not in str(Report([row()], 1))
+    assert Report([row()], 1, {"other": ""}).to_dict()["no_multicast"] == {"other": ""}
+
+
 def test_a_reason_is_said_once_and_counted() -> None:
     rows = [row(group=f"layers.{i}", stock_calls={"gather: no slot was free": 2}) for i in range(3)]
     text = str(Report(rows, 0))

@@ -30,9 +30,9 @@ GOOD: dict[str, Any] = {
         "memlock": "unlimited",
     },
     "gpus": {
-        "devices": [GPU, GPU],
-        "peer access": [[1, 1], [1, 1]],
-        "nvlinks": [18, 18],
+        "devices": [GPU, GPU, GPU],
+        "peer access": [[1, 1, 1], [1, 1, 1], [1, 1, 1]],
+        "nvlinks": [18, 18, 18],
     },
     "network": {
         "rdma ports": [{"device": "mlx5_0:1", "state": "ACTIVE"}],
@@ -66,8 +66,12 @@ def test_a_machine_with_everything_takes_the_best_paths() -> None:
     [
         ("versions/tide extension", "unusable: built for torch 2.14", 0, 1),
         ("host/open files", 64, 0, 1),
-        ("gpus/devices", [GPU, {**GPU, "multicast": 0}], 1, 1),
+        ("gpus/devices", [GPU, GPU, {**GPU, "multicast": 0}], 1, 1),
+        ("gpus/devices", [GPU, GPU], 1, 1),
         ("environment/NCCL_NVLS_ENABLE", "0", 1, 1),
+        ("environment/TORCH_SYMM_MEM_DISABLE_MULTICAST", "1", 1, 1),
+        ("environment/NVSHMEM_DISABLE_NVLS", "1", 1, 1),
+        ("environment/TIDE_MULTICAST", "0", 1, 1),
         ("gpus/nvlinks", [0, 0], 1, 2),
         ("gpus/nvlinks", None, 1, 2),
         ("gpus/peer access", [[1, 0], [1, 1]], 1, 3),

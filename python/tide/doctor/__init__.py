@@ -29,13 +29,8 @@ def serves_hosts() -> bool:
     return "TIDE_RAILS" in knobs.KNOBS
 
 
-def serves_multicast() -> bool:
-    """The engine's gathers make one copy for each peer."""
-    return False
-
-
 def build() -> paths.Build:
-    return paths.Build(served_devices(), serves_hosts(), serves_multicast())
+    return paths.Build(served_devices(), serves_hosts(), multicast=True)
 
 
 @click.command("doctor")

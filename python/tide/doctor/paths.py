@@ -167,6 +167,11 @@ def multicast(
     capable = all(device.get("multicast") for device in devices)
     return [
         (
+            len(devices) >= 3,
+            "fewer than 3 GPUs: one push reaches the only peer",
+            "nothing: there is nothing to save",
+        ),
+        (
             build.multicast,
             "this build of tide copies to each peer in turn",
             "install a tide that copies by multicast",

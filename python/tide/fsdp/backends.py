@@ -51,6 +51,10 @@ class DryBackend:
         arena_bytes = sum(plan.arena_bytes for plan in self.plans)
         return {"arena_bytes": arena_bytes, "plans": accepted}
 
+    def no_multicast(self) -> str | None:
+        """No GPU is used."""
+        return None
+
     def forget(self, plan: int) -> None:
         """Nothing is held."""
 

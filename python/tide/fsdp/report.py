@@ -57,10 +57,16 @@ class Row:
 class Report:
     rows: list[Row]
     arena_bytes: int  # memory that the process groups of these rows hold on this rank
+    # By process group on a GPU: why its gathers go to each peer in turn; "": one store to all.
+    no_multicast: dict[str, str] = field(default_factory=dict)
     waits: list[waits.Waits] = field(default_factory=list)  # this rank's: not equal on all
 
     def to_dict(self) -> dict[str, Any]:
-        return {"rows": [asdict(row) for row in self.rows], "arena_bytes": self.arena_bytes}
+        return {
+            "rows": [asdict(row) for row in self.rows],
+            "arena_bytes": self.arena_bytes,
+            "no_multicast": self.no_multicast,
+        }
 
     def waits_dict(self) -> list[dict[str, Any]]:
         return [asdict(one) for one in self.waits]
@@ -87,6 +93,7 @@ def report(model: torch.nn.Module) -> Report:
     """
     rows: list[Row] = []
     arenas: dict[int, Any] = {}
+    no_multicast: dict[str, str] = {}
     for group in _groups(model):
         record = record_of(group)
         rows.append(_row(group, record or _unplanned(group)))
@@ -94,13 +101,17 @@ def report(model: torch.nn.Module) -> Report:
             for backend in (record.gather_backend, record.reduce_backend):
                 if backend is not None:
                     arenas[id(backend)] = backend
+            if record.gather_backend is not None:
+                why_not = record.gather_backend.no_multicast()
+                if why_not is not None:
+                    no_multicast[record.process_group] = why_not
     if not rows:
         raise TypeError("no module under this one was given to torch.distributed.fsdp.fully_shard")
     held = sum(int(b.counters().get("arena_bytes", 0)) for b in arenas.values())
     calls = {}
     for row in rows:
         calls[row.group, "gather"], calls[row.group, "reduce"] = row.gathers, row.reduces
-    return Report(rows, held, waits.of(list(arenas.values()), calls))
+    return Report(rows, held, no_multicast, waits.of(list(arenas.values()), calls))
 
 
 def _groups(model: torch.nn.Module) -> list[Any]:
@@ -207,7 +218,12 @@ def _footer(result: Report) -> list[str]:
         f"from other ranks in one training step; calls: gathers + reductions so far; arena: "
         f"{_bytes(result.arena_bytes)}",
         indent="",
-    )
+    ) + [line for name, why in result.no_multicast.items() for line in _multicast(name, why)]
+
+
+def _multicast(process_group: str, why_not: str) -> list[str]:
+    how = f"go to each peer in turn: {why_not}" if why_not else "are one store to all (multicast)"
+    return _wrapped(f"gathers of '{process_group}' {how}", indent="")
 
 
 def _wrapped(text: str, indent: str = "    ") -> list[str]:
