@@ -81,7 +81,13 @@ void bind_options(py::module_& module) {
       .def_readwrite("arena_limit_bytes", &OptionsTide::arena_limit_bytes)
       .def_readwrite("staging_slice_bytes", &OptionsTide::staging_slice_bytes)
       .def_readwrite("landing_slice_bytes", &OptionsTide::landing_slice_bytes)
-      .def_readwrite("flight_record_size", &OptionsTide::flight_record_size);
+      .def_readwrite("flight_record_size", &OptionsTide::flight_record_size)
+      .def_readwrite("rails", &OptionsTide::rails)
+      .def_readwrite("ucx_library", &OptionsTide::ucx_library)
+      .def_readwrite("ucx_candidates", &OptionsTide::ucx_candidates)
+      .def_readwrite("schedule", &OptionsTide::schedule)
+      .def_readwrite("pacing", &OptionsTide::pacing)
+      .def_readwrite("head_bytes", &OptionsTide::head_bytes);
 }
 
 const char* staging_name(Staging staging) {

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "backend/c10d/prefixed_keys.h"
 #include "transports/cuda/cuda_fabric.h"
 #include "transports/host/host_fabric.h"
 
@@ -54,19 +55,34 @@ Result<std::shared_ptr<Group>> EngineLink::make() {
     std::lock_guard<std::mutex> lock(state_mutex_);
     options = options_;
   }
+  const Deadline deadline = Clock::now() + options.group.timeout;
+  NodeSetupOptions setup;
+  setup.group = options.group.name;
+  setup.rank = options.rank;
+  setup.size = options.size;
+  setup.node_size = options.node_size;
+  setup.on_gpu = options.device != kHostMemory;
+  setup.rail = options.rail;
+  setup.deadline = deadline;
+  Result<GroupNodes> nodes = set_up_nodes(setup, store_);
+  if (!nodes.is_ok()) return nodes.status();
+  const Topology& topology = nodes.value().topology;
+
   HostFabricOptions fabric_options;
-  fabric_options.rank = options.rank;
-  fabric_options.size = options.size;
+  fabric_options.rank = topology.local(options.rank);
+  fabric_options.size = topology.local_ranks();
   fabric_options.group = options.group.name;
+  fabric_options.names = RankNames(topology.members(topology.node(options.rank)));
   fabric_options.interrupted = options.group.interrupted;
-  fabric_options.deadline = Clock::now() + options.group.timeout;
-  if (options.node_size > 0) {
-    fabric_options.node = node_identity() + "/" + std::to_string(options.rank / options.node_size);
-  }
+  fabric_options.deadline = deadline;
+  const auto node_keys = std::make_shared<PrefixedKeys>(
+      store_, "node/" + std::to_string(topology.node(options.rank)) + "/");
   if (options.device == kHostMemory) {
-    Result<std::unique_ptr<Fabric>> fabric = connect_host_fabric(fabric_options, *store_);
+    Result<std::unique_ptr<Fabric>> fabric = connect_host_fabric(fabric_options, *node_keys);
     if (!fabric.is_ok()) return fabric.status();
-    return Group::create(options.group, std::move(fabric.value()), store_);
+    std::optional<GroupNodes> beyond;
+    if (topology.nodes() > 1) beyond = std::move(nodes.value());
+    return Group::create(options.group, std::move(fabric.value()), store_, std::move(beyond));
   }
   CudaFabricOptions cuda_options;
   cuda_options.host = fabric_options;
@@ -78,7 +94,7 @@ Result<std::shared_ptr<Group>> EngineLink::make() {
         Status(ErrorKind::kUnsupported, "NVLink multicast is off: TIDE_MULTICAST=0");
   }
   cuda_options.make_room = options.make_room;
-  Result<std::unique_ptr<CudaFabric>> fabric = connect_cuda_fabric(cuda_options, *store_);
+  Result<std::unique_ptr<CudaFabric>> fabric = connect_cuda_fabric(cuda_options, *node_keys);
   if (!fabric.is_ok()) return fabric.status();
   return Group::create(options.group, std::move(fabric.value()), store_);
 }

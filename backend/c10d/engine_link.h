@@ -1,8 +1,8 @@
 // The engine's Group of one process group: made at the first operation that needs it, by all ranks
 // in that operation.
 //
-// Three ends: a Group; kUnsupported with a reason that is the same on all ranks (they share no
-// host), kept for good; or an error, kept too: no later call may succeed on some ranks only.
+// Three ends: a Group, over one node or several; kUnsupported with a reason that is the same on all
+// ranks (node_setup.h), kept for good; or an error, kept too: no later call may succeed on some ranks only.
 // Thread-safe. abort() and close() do not wait for a thread that is making the group; stop the
 // store to end its waits. In a forked child every call returns an error, and destruction leaks what
 // belongs to the parent.
@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 
+#include "backend/c10d/node_setup.h"
 #include "backend/engine/group.h"
 #include "transports/fabric.h"
 
@@ -30,6 +31,7 @@ struct EngineLinkOptions {
   int size = 1;
   bool multicast = true;     // false: this rank does not want it, so the group has none
   int64_t node_size = 0;     // 0: ranks of one host are one node
+  RailOptions rail;          // between nodes
   int device = kHostMemory;  // whose memory the group serves: a GPU's ordinal in this process
   std::function<void()> make_room;  // see CudaFabricOptions
 };

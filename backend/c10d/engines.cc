@@ -2,24 +2,10 @@
 
 #include <utility>
 
+#include "backend/c10d/prefixed_keys.h"
+
 namespace tide {
 namespace {
-
-// Keys of the GPU's group, which meets apart from the one of the processor's memory.
-class GpuKeys : public KeyValueStore {
- public:
-  explicit GpuKeys(std::shared_ptr<KeyValueStore> store) : store_(std::move(store)) {}
-  Status set(const std::string& key, const std::string& value) override {
-    return store_->set("gpu/" + key, value);
-  }
-  Result<std::string> get(const std::string& key, Deadline deadline) override {
-    return store_->get("gpu/" + key, deadline);
-  }
-  void remove(const std::string& key) override { store_->remove("gpu/" + key); }
-
- private:
-  const std::shared_ptr<KeyValueStore> store_;
-};
 
 // A sum beside a large product waits for it: on a GPU few and large ones.
 EngineLinkOptions with_staging(EngineLinkOptions options, int64_t slice_bytes) {
@@ -49,7 +35,9 @@ Result<EngineLink*> Engines::link(int device) {
     EngineLinkOptions options = with_staging(options_, 16 << 20);
     options.device = device;
     if (make_room_) options.make_room = [this, device] { make_room_(device); };
-    gpu_ = std::make_unique<EngineLink>(std::move(options), std::make_shared<GpuKeys>(store_));
+    // It meets apart from the group of the processor's memory.
+    gpu_ = std::make_unique<EngineLink>(std::move(options),
+                                        std::make_shared<PrefixedKeys>(store_, "gpu/"));
     device_ = device;
     if (aborted_) gpu_->abort(*aborted_);
   }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace tide {
@@ -31,6 +32,13 @@ struct OptionsTide : c10d::Backend::Options {
   int64_t staging_slice_bytes = -1;
   int64_t landing_slice_bytes = -1;
   int64_t flight_record_size = -1;
+  // Between nodes.
+  std::string rails;                        // devices by local rank; "": found
+  std::string ucx_library;                  // file; "": found
+  std::vector<std::string> ucx_candidates;  // files tried where the system has no UCX
+  std::string schedule;                     // "doubling", "ring" or "direct"
+  std::string pacing;                       // "confirm", "confirm_whole", "grant" or "off"
+  int64_t head_bytes = -1;                  // of one round
 };
 
 }  // namespace tide

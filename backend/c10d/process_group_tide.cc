@@ -13,6 +13,23 @@
 namespace tide {
 namespace {
 
+GatherSchedule schedule_of(const std::string& word) {
+  for (const auto schedule :
+       {GatherSchedule::kDoubling, GatherSchedule::kRing, GatherSchedule::kDirect}) {
+    if (word == gather_schedule_name(schedule)) return schedule;
+  }
+  TORCH_CHECK(false, "no schedule is called '", word, "'; doubling, ring and direct are");
+}
+
+Pacing pacing_of(const std::string& word) {
+  if (word == "confirm_head") return Pacing::kConfirmHead;
+  if (word == "confirm_whole") return Pacing::kConfirmWhole;
+  if (word == "grant") return Pacing::kGrant;
+  if (word == "off") return Pacing::kOff;
+  TORCH_CHECK(false, "no pacing is called '", word,
+              "'; confirm_head, confirm_whole, grant and off are");
+}
+
 EngineLinkOptions engine_options(const OptionsTide& options, int rank, int size,
                                  const std::shared_ptr<StoreAdapter>& adapter) {
   EngineLinkOptions link;
@@ -27,6 +44,10 @@ EngineLinkOptions engine_options(const OptionsTide& options, int rank, int size,
   link.size = size;
   link.node_size = options.node_size;
   link.multicast = options.multicast != "0";
+  link.group.rail_gather.schedule = schedule_of(options.schedule);
+  link.group.rail_gather.pacing = pacing_of(options.pacing);
+  link.group.rail_gather.head_bytes = options.head_bytes;
+  link.rail = {options.rails, options.ucx_library, options.ucx_candidates};
   return link;
 }
 

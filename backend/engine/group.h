@@ -49,6 +49,7 @@ struct GroupNodes {
   int rank = 0;                      // in the group; the fabric's ranks are the node's locals
   Topology topology;                 // equal on all ranks
   std::unique_ptr<Network> network;  // to the ranks on the same rail; its nodes are the topology's
+  std::string rail_note;             // what a user should know about the choice of the rail
 };
 
 enum class Staging : uint8_t { kNone, kLeased, kArea };

@@ -25,6 +25,12 @@ class Options(torch._C._distributed_c10d.Backend.Options):
     staging_slice_bytes: int
     landing_slice_bytes: int
     flight_record_size: int
+    rails: str
+    ucx_library: str
+    ucx_candidates: list[str]
+    schedule: str
+    pacing: str
+    head_bytes: int
 
 class Backend(torch._C._distributed_c10d.Backend):
     """The c10d backend. Serves the layout collectives itself and hands everything else to inner backends."""

@@ -59,6 +59,30 @@ KNOBS: dict[str, Knob] = {
             minimum=0,
         ),
         Knob(
+            "TIDE_RAILS",
+            "",
+            "network devices of a node's ranks in local order, as mlx5_{0-7}; found without it",
+        ),
+        Knob("TIDE_UCX_LIBRARY", "", "file of the UCX library; without it the system's, or libucx's"),
+        Knob(
+            "TIDE_SCHEDULE",
+            "doubling",
+            "who sends which shards to whom in a gather between nodes",
+            ("doubling", "ring", "direct"),
+        ),
+        Knob(
+            "TIDE_PACING",
+            "confirm_head",
+            "when the next round of a gather between nodes may start",
+            ("confirm_head", "confirm_whole", "grant", "off"),
+        ),
+        Knob(
+            "TIDE_HEAD_BYTES",
+            str(8 << 20),
+            "bytes of a round between nodes that the next one waits for",
+            minimum=0,
+        ),
+        Knob(
             "TIDE_ARENA_LIMIT",
             "0",
             "bytes of arena a process may hold, all groups together; 0: no limit",

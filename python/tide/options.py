@@ -13,6 +13,7 @@ from typing import Any
 import torch  # noqa: F401  before _C, which needs its libraries
 
 from tide import _C, knobs
+from tide.ucx_package import packaged_ucx
 
 _WORDS = {
     "inner_cpu": "TIDE_INNER_CPU",
@@ -20,6 +21,10 @@ _WORDS = {
     "memory_mode": "TIDE_MEMORY_MODE",
     "fsdp": "TIDE_FSDP",
     "multicast": "TIDE_MULTICAST",
+    "rails": "TIDE_RAILS",
+    "ucx_library": "TIDE_UCX_LIBRARY",
+    "schedule": "TIDE_SCHEDULE",
+    "pacing": "TIDE_PACING",
 }
 _NUMBERS = {
     "node_size": "TIDE_NODE_SIZE",
@@ -28,6 +33,7 @@ _NUMBERS = {
     "staging_slice_bytes": "TIDE_STAGING_SLICE",
     "landing_slice_bytes": "TIDE_LANDING_SLICE",
     "flight_record_size": "TIDE_FLIGHT_RECORD",
+    "head_bytes": "TIDE_HEAD_BYTES",
 }
 
 
@@ -45,6 +51,7 @@ def Options(timeout: timedelta | None = None, **fields: Any) -> _C.Options:
     memory_mode: "in_place" or "slot_reuse". fsdp: "both", "gather", "reduce" or "0".
     multicast: "auto" or "0".
     own_collectives: 0 hands the layout collectives to the inner backend.
+    rails, ucx_library, schedule, pacing, head_bytes: between nodes; see the knobs.
     arena_limit_bytes, staging_slice_bytes, landing_slice_bytes, flight_record_size: numbers, sizes
     in bytes.
 
@@ -80,4 +87,5 @@ def completed(given: object | None, timeout: timedelta) -> _C.Options:
     for name, knob in _NUMBERS.items():
         value = getattr(given, name) if given else -1
         setattr(options, name, value if value >= 0 else knobs.number(knob))
+    options.ucx_candidates = packaged_ucx()
     return options

@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from tide.options import FIELDS
 
-# Limits of memory, what is shown, and what is voted about.
-MAY_DIFFER = ("arena_limit_bytes", "flight_record_size", "multicast")
+# Limits of memory, what is shown, what is voted about, and what each host calls its devices and
+# files.
+MAY_DIFFER = ("arena_limit_bytes", "flight_record_size", "multicast", "rails", "ucx_library")
 COMPARED = {field: knob for field, knob in FIELDS.items() if field not in MAY_DIFFER}
 
 _FIRST, _DIFFERENCE, _COMPARED_BY = "settings/first", "settings/difference", "settings/compared"

@@ -22,7 +22,7 @@ Deadline soon() { return Clock::now() + std::chrono::seconds(20); }
 Status left(int rank) { return {ErrorKind::kPeerLost, "rank " + std::to_string(rank) + " left"}; }
 
 TEST(Mailbox, ARankThatLeftAfterItsMessageIsNotMissed) {
-  Mailbox mailbox(2, 3, "rank 2");
+  Mailbox mailbox(2, 3, "rank 2", RankNames());
   mailbox.put(verdict_of(1));
   bool asked = false;
   std::thread late;
@@ -39,7 +39,7 @@ TEST(Mailbox, ARankThatLeftAfterItsMessageIsNotMissed) {
 }
 
 TEST(Mailbox, ARankThatLeftWithoutItsMessageEndsTheWait) {
-  Mailbox mailbox(2, 3, "rank 2");
+  Mailbox mailbox(2, 3, "rank 2", RankNames());
   mailbox.put(verdict_of(1));
   auto missing = [](int rank) { return rank == 0 ? left(0) : Status::ok(); };
   auto verdicts = mailbox.take_all(MessageKind::kWindowVerdict, 1, soon(), missing);

@@ -47,11 +47,13 @@ bool has_failed(const WaitGuard& guard) {
 
 }  // namespace
 
-BlockingFabric::BlockingFabric(int rank, int size, Capabilities capabilities, std::string label)
+BlockingFabric::BlockingFabric(int rank, int size, Capabilities capabilities, std::string label,
+                               RankNames names)
     : rank_(rank),
       size_(size),
       capabilities_(std::move(capabilities)),
       label_(std::move(label)),
+      names_(std::move(names)),
       window_map_(std::make_shared<WindowMap>()),
       peers_(static_cast<size_t>(size)) {}
 
@@ -154,7 +156,7 @@ void BlockingFabric::mark_left(int rank) {
     Status& status = peers_.at(static_cast<size_t>(rank)).status;
     if (!status.is_ok()) return;
     status = {ErrorKind::kPeerLost,
-              label_ + ": rank " + std::to_string(rank) + " has closed the group"};
+              label_ + ": " + name_of(rank) + " has closed the group"};
   }
   wake_all();
 }

@@ -16,6 +16,7 @@
 
 #include "transports/fabric.h"
 #include "transports/host/doorbell.h"
+#include "transports/host/rank_names.h"
 #include "transports/host/window_map.h"
 
 namespace tide {
@@ -39,7 +40,8 @@ class BlockingFabric : public Fabric {
 
  protected:
   // `label` begins this rank's messages: "rank 1 of group 'default'".
-  BlockingFabric(int rank, int size, Capabilities capabilities, std::string label);
+  BlockingFabric(int rank, int size, Capabilities capabilities, std::string label,
+                 RankNames names = RankNames());
 
   // OK when calls may go on: not closed, not in a forked child.
   virtual Status usable() const = 0;
@@ -49,6 +51,7 @@ class BlockingFabric : public Fabric {
   // One page per rank; before any signal or wait. The window holds them mapped.
   void set_doorbells(std::shared_ptr<Window> window);
   const std::string& label() const { return label_; }
+  std::string name_of(int rank) const { return names_.of(rank); }
   const std::shared_ptr<WindowMap>& window_map() const { return window_map_; }
 
   // News about a peer, any thread; the first news about a peer counts. Both end the slices of this
@@ -72,6 +75,7 @@ class BlockingFabric : public Fabric {
   const int size_;
   const Capabilities capabilities_;
   const std::string label_;
+  const RankNames names_;
   const std::shared_ptr<WindowMap> window_map_;
   std::shared_ptr<Window> doorbells_;
   std::atomic<DoorbellPage*> own_doorbells_{nullptr};  // news may come before the window

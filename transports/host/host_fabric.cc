@@ -23,17 +23,18 @@ namespace tide {
 namespace {
 
 std::string label_of(const HostFabricOptions& options) {
-  return "rank " + std::to_string(options.rank) + " of group '" + options.group + "'";
+  return options.names.of(options.rank) + " of group '" + options.group + "'";
 }
 
 class HostFabric : public BlockingFabric {
  public:
   HostFabric(const HostFabricOptions& options, std::vector<PeerLink> links)
-      : BlockingFabric(options.rank, options.size, {.kind = "host"}, label_of(options)),
+      : BlockingFabric(options.rank, options.size, {.kind = "host"}, label_of(options),
+                       options.names),
         options_(options),
         owner_(::getpid()),
         links_(std::move(links)),
-        mailbox_(std::make_unique<Mailbox>(options.rank, options.size, label_of(options))) {}
+        mailbox_(std::make_unique<Mailbox>(options.rank, options.size, label_of(options), options.names)) {}
   ~HostFabric() override;
 
   // Starts the monitor and makes the doorbells; once, before anything else.
@@ -197,7 +198,7 @@ Status HostFabric::agree_on_parts(const PartExchange& exchange, Deadline deadlin
   for (int peer = 0; peer < size(); ++peer) {
     const Status& status = verdicts.value()[static_cast<size_t>(peer)].status;
     if (!status.is_ok())
-      return Status(status.kind(), "rank " + std::to_string(peer) + ": " + status.message());
+      return Status(status.kind(), name_of(peer) + ": " + status.message());
   }
   return Status::ok();
 }
@@ -222,13 +223,13 @@ Result<std::vector<Message>> HostFabric::exchange_offers(const PartExchange& exc
   offers.value()[static_cast<size_t>(rank())] = std::move(own);
   for (int peer = 0; peer < size(); ++peer) {
     const Message& offer = offers.value()[static_cast<size_t>(peer)];
-    const std::string who = "rank " + std::to_string(peer) + ": ";
+    const std::string who = name_of(peer) + ": ";
     if (!offer.status.is_ok()) return Status(offer.status.kind(), who + offer.status.message());
     const int64_t first_bytes = offers.value()[0].bytes;
     if (offer.bytes != first_bytes) {
       return Status(ErrorKind::kInvalidUse,
                     who + "wants a window of " + std::to_string(offer.bytes) +
-                        " bytes where rank 0 wants " + std::to_string(first_bytes));
+                        " bytes where " + name_of(0) + " wants " + std::to_string(first_bytes));
     }
   }
   return offers;
@@ -321,8 +322,7 @@ void HostFabric::dispatch(int peer, Message message) {
       mailbox_->put(std::move(message));
       break;
     case MessageKind::kFail:
-      mark_lost(peer, {ErrorKind::kPeerLost, label() + ": rank " + std::to_string(peer) +
-                                                 " reported: " + message.status.to_string()});
+      mark_lost(peer, {ErrorKind::kPeerLost, label() + ": " + name_of(peer) + " reported: " + message.status.to_string()});
       mailbox_->wake();
       break;
     case MessageKind::kGoodbye:
@@ -337,7 +337,7 @@ void HostFabric::dispatch(int peer, Message message) {
 // The peer's end. After a goodbye or a failure it is no news.
 void HostFabric::lose(int peer, const std::string& how) {
   const pid_t pid = links_[static_cast<size_t>(peer)].pid;
-  mark_lost(peer, {ErrorKind::kPeerLost, label() + ": rank " + std::to_string(peer) + " (process " +
+  mark_lost(peer, {ErrorKind::kPeerLost, label() + ": " + name_of(peer) + " (process " +
                                              std::to_string(pid) + ") " + how});
   mailbox_->wake();
   stop_watching(peer);

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "transports/fabric.h"
+#include "transports/host/rank_names.h"
 
 namespace tide {
 
@@ -22,6 +23,7 @@ struct HostFabricOptions {
   std::string group;  // in messages and store keys: unique among the groups that share the store
   Deadline deadline;  // of connect_host_fabric
   std::string node;   // ranks with different nodes do not connect; empty: node_identity()
+  RankNames names;    // of its ranks, in messages
   // Asked about every 100 ms while connecting and in create_window; its error ends the wait. Null:
   // never.
   std::function<Status()> interrupted;

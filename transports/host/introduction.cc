@@ -43,7 +43,7 @@ class Introduction {
 
  private:
   std::string label() const {
-    return "rank " + std::to_string(options_.rank) + " of group '" + options_.group + "'";
+    return options_.names.of(options_.rank) + " of group '" + options_.group + "'";
   }
   Status labelled(const Status& status) const {
     if (status.is_ok()) return status;
@@ -70,33 +70,25 @@ class Introduction {
   // nodes.
   Status read_members() {
     Result<std::string> token = store_.get(key("token"), options_.deadline);
-    if (!token) return labelled(missing(0, token.status()));
+    if (!token) return labelled(absent_rank(options_.names.of(0), token.status()));
     token_ = token.value();
     std::string first_node;
     for (int peer = 0; peer < options_.size; ++peer) {
       Result<std::string> member =
           store_.get(key("member/" + std::to_string(peer)), options_.deadline);
-      if (!member) return labelled(missing(peer, member.status()));
+      if (!member) return labelled(absent_rank(options_.names.of(peer), member.status()));
       const size_t space = member.value().find(' ');
       names_.push_back(member.value().substr(0, space));
       const std::string node = space == std::string::npos ? "" : member.value().substr(space + 1);
       if (peer == 0) first_node = node;
       if (node != first_node) {
-        return {ErrorKind::kUnsupported, "group '" + options_.group + "': rank " +
-                                             std::to_string(peer) + " is on node " + node +
-                                             ", rank 0 on node " + first_node +
+        return {ErrorKind::kUnsupported, "group '" + options_.group + "': " + options_.names.of(peer) +
+                                             " is on node " + node + ", " + options_.names.of(0) +
+                                             " on node " + first_node +
                                              "; shared memory needs all ranks on one"};
       }
     }
     return Status::ok();
-  }
-
-  Status missing(int peer, const Status& status) const {
-    if (status.kind() != ErrorKind::kTimeout) return status;
-    return {ErrorKind::kTimeout,
-            "rank " + std::to_string(peer) +
-                " has not made its first call of this group before the deadline (" +
-                status.message() + "): it is stopped, slow or has left this call out"};
   }
 
   Status say_hello(int peer) {
@@ -108,7 +100,7 @@ class Introduction {
       }
       if (socket.status().kind() != ErrorKind::kUnsupported) {
         return {socket.status().kind(),
-                label() + ": rank " + std::to_string(peer) + ": " + socket.status().message()};
+                label() + ": " + options_.names.of(peer) + ": " + socket.status().message()};
       }
       if (Clock::now() >= options_.deadline) return timed_out();
       TIDE_RETURN_IF_ERROR(interrupted());
@@ -128,8 +120,7 @@ class Introduction {
     Result<Credentials> found = credentials_of(link(peer).socket.get());
     if (!found) return labelled(found.status());
     if (found.value().uid != ::geteuid()) {
-      return {ErrorKind::kInvalidUse, label() + ": rank " + std::to_string(peer) +
-                                          " runs as user " + std::to_string(found.value().uid) +
+      return {ErrorKind::kInvalidUse, label() + ": " + options_.names.of(peer) + " runs as user " + std::to_string(found.value().uid) +
                                           ", this rank as " + std::to_string(::geteuid())};
     }
     const pid_t pid = found.value().pid;
@@ -157,7 +148,7 @@ class Introduction {
 
   std::string missing_text() const {
     std::string text;
-    for (int peer : missing_ranks()) text += " " + std::to_string(peer);
+    for (int peer : missing_ranks()) text += " " + std::to_string(options_.names.number(peer));
     return text;
   }
 
@@ -252,8 +243,7 @@ class Introduction {
       if (received == Received::kNothing) continue;
       if (received != Received::kMessage || message.kind != MessageKind::kWelcome ||
           message.rank != peer) {
-        return {ErrorKind::kPeerLost, label() + ": rank " + std::to_string(peer) +
-                                          " closed the connection before it answered"};
+        return {ErrorKind::kPeerLost, label() + ": " + options_.names.of(peer) + " closed the connection before it answered"};
       }
       welcomed_[static_cast<size_t>(peer)] = true;
     }
@@ -271,6 +261,13 @@ class Introduction {
 };
 
 }  // namespace
+
+Status absent_rank(const std::string& name, const Status& status) {
+  if (status.kind() != ErrorKind::kTimeout) return status;
+  return {ErrorKind::kTimeout,
+          name + " has not made its first call of this group before the deadline (" +
+              status.message() + "): it is stopped, slow or has left this call out"};
+}
 
 Result<std::vector<PeerLink>> introduce(const HostFabricOptions& options, KeyValueStore& store) {
   return Introduction(options, store).run();

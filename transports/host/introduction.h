@@ -24,6 +24,10 @@ struct PeerLink {
   pid_t pid = 0;  // 0: unknown
 };
 
+// Why a key of rank `name` ("rank 2") was not in the store: `status` of the read, and for a timeout
+// what that says about the rank.
+Status absent_rank(const std::string& name, const Status& status);
+
 // links[r] is the connection to rank r. kUnsupported when ranks are on different nodes (the same
 // answer on all ranks), kTimeout naming the ranks that did not come.
 Result<std::vector<PeerLink>> introduce(const HostFabricOptions& options, KeyValueStore& store);

@@ -31,7 +31,7 @@ Result<std::vector<Message>> Mailbox::take_all(MessageKind kind, int64_t sequenc
     std::string absent;
     for (int rank = 0; rank < size_; ++rank) {
       if (rank != own_rank_ && !row[static_cast<size_t>(rank)])
-        absent += " " + std::to_string(rank);
+        absent += " " + std::to_string(names_.number(rank));
     }
     if (absent.empty()) {
       std::vector<Message> all(static_cast<size_t>(size_));

@@ -13,13 +13,14 @@
 
 #include "transports/fabric.h"
 #include "transports/host/message.h"
+#include "transports/host/rank_names.h"
 
 namespace tide {
 
 class Mailbox {
  public:
-  Mailbox(int own_rank, int size, std::string label)
-      : own_rank_(own_rank), size_(size), label_(std::move(label)) {}
+  Mailbox(int own_rank, int size, std::string label, RankNames names)
+      : own_rank_(own_rank), size_(size), label_(std::move(label)), names_(std::move(names)) {}
 
   // Monitor: a kWindowOffer or kWindowVerdict. One whose window has been given up is dropped.
   void put(Message message);
@@ -42,6 +43,7 @@ class Mailbox {
   const int own_rank_;
   const int size_;
   const std::string label_;
+  const RankNames names_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::pair<int64_t, MessageKind>, Row> rows_;

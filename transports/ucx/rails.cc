@@ -109,6 +109,31 @@ Result<std::vector<RailChoice>> named_rails(const RailQuestion& question,
   return numbered(chosen);
 }
 
+Status no_interface(const std::string& address, const std::string& why) {
+  return {ErrorKind::kUnsupported, "no interface leads to '" + address + "' (" + why +
+                                       "); TIDE_RAILS names one for each local rank"};
+}
+
+// Where a datagram to `address` would come from.
+Result<sockaddr_storage> source_towards(const std::string& address) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  const int looked_up = getaddrinfo(address.c_str(), "9", &hints, &found);
+  if (looked_up != 0) return no_interface(address, gai_strerror(looked_up));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
+  sockaddr_storage own = {};
+  socklen_t length = sizeof own;
+  // Connecting a datagram socket sends nothing, but picks the source address that the route wants.
+  const int handle = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const bool routed = handle >= 0 && connect(handle, found->ai_addr, found->ai_addrlen) == 0 &&
+                      getsockname(handle, reinterpret_cast<sockaddr*>(&own), &length) == 0;
+  const std::string why = routed ? "" : std::strerror(errno);
+  if (handle >= 0) close(handle);
+  if (!routed) return no_interface(address, why);
+  return own;
+}
+
 }  // namespace
 
 std::vector<RailDevice> rdma_devices(const std::string& root) {
@@ -231,28 +256,23 @@ Result<std::vector<RailChoice>> choose_rails(const RailQuestion& question) {
   return choices;
 }
 
+Result<std::string> own_address_towards(const std::string& address) {
+  const Result<sockaddr_storage> own = source_towards(address);
+  if (!own.is_ok()) return own.status();
+  char text[NI_MAXHOST] = {};
+  const int spelled =
+      getnameinfo(reinterpret_cast<const sockaddr*>(&own.value()), sizeof(sockaddr_storage), text,
+                  sizeof text, nullptr, 0, NI_NUMERICHOST);
+  if (spelled != 0) return no_interface(address, gai_strerror(spelled));
+  return std::string(text);
+}
+
 Result<std::string> interface_towards(const std::string& address) {
-  const auto none = [&](const std::string& why) {
-    return Status(ErrorKind::kUnsupported, "no interface leads to '" + address + "' (" + why +
-                                               "); TIDE_RAILS names one for each local rank");
-  };
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  const int looked_up = getaddrinfo(address.c_str(), "9", &hints, &found);
-  if (looked_up != 0) return none(gai_strerror(looked_up));
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
-  sockaddr_storage own = {};
-  socklen_t length = sizeof own;
-  // Connecting a datagram socket sends nothing, but picks the source address that the route wants.
-  const int handle = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  const bool routed = handle >= 0 && connect(handle, found->ai_addr, found->ai_addrlen) == 0 &&
-                      getsockname(handle, reinterpret_cast<sockaddr*>(&own), &length) == 0;
-  const std::string why = routed ? "" : std::strerror(errno);
-  if (handle >= 0) close(handle);
-  if (!routed) return none(why);
+  const Result<sockaddr_storage> source = source_towards(address);
+  if (!source.is_ok()) return source.status();
+  const sockaddr_storage& own = source.value();
   ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return none(std::strerror(errno));
+  if (getifaddrs(&list) != 0) return no_interface(address, std::strerror(errno));
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> interfaces(list, freeifaddrs);
   for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
     if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != own.ss_family) continue;
@@ -264,7 +284,7 @@ Result<std::string> interface_towards(const std::string& address) {
                           &reinterpret_cast<const sockaddr_in6*>(&own)->sin6_addr, 16) == 0;
     if (same) return std::string(each->ifa_name);
   }
-  return none("its source address is on no interface");
+  return no_interface(address, "its source address is on no interface");
 }
 
 }  // namespace tide

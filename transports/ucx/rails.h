@@ -51,7 +51,9 @@ std::vector<RailDevice> rdma_devices(const std::string& root);
 // The list that a TIDE_RAILS text spells; an error names what is wrong with it.
 Result<std::vector<std::string>> spelled_rails(const std::string& text);
 
-// The interface whose route leads to `address` (IPv4 or IPv6), by asking the kernel.
+// The own address from which the kernel would talk to `address` (a name, IPv4 or IPv6), and the
+// interface that carries it.
+Result<std::string> own_address_towards(const std::string& address);
 Result<std::string> interface_towards(const std::string& address);
 
 }  // namespace tide

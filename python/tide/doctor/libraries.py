@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
+
+from tide.ucx_package import packaged_ucx
 
 ATTRIBUTES = {
     "multiprocessors": 16,
@@ -98,11 +98,7 @@ def active_nvlinks(count: int) -> list[int] | None:
 
 def ucx_version() -> str | None:
     """Of the UCX that a process would find: by the system's name, else in the package libucx."""
-    packaged = []
-    spec = find_spec("libucx")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        packaged.append(str(Path(folder) / "lib" / "libucp.so.0"))
-    for name in ("libucp.so.0", *packaged):
+    for name in ("libucp.so.0", *packaged_ucx()):
         ucx = load(name)
         if ucx is None:
             continue
