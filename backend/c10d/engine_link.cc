@@ -60,6 +60,7 @@ Result<std::shared_ptr<Group>> EngineLink::make() {
   setup.group = options.group.name;
   setup.rank = options.rank;
   setup.size = options.size;
+  setup.program_rank = options.program_rank;
   setup.node_size = options.node_size;
   setup.on_gpu = options.device != kHostMemory;
   setup.rail = options.rail;

@@ -30,7 +30,8 @@ struct EngineLinkOptions {
   int rank = 0;
   int size = 1;
   bool multicast = true;     // false: this rank does not want it, so the group has none
-  int64_t node_size = 0;     // 0: ranks of one host are one node
+  int program_rank = 0;      // of this process in the default group
+  int64_t node_size = 0;     // 0: ranks of one host are one node; else program ranks of each
   RailOptions rail;          // between nodes
   int device = kHostMemory;  // whose memory the group serves: a GPU's ordinal in this process
   std::function<void()> make_room;  // see CudaFabricOptions

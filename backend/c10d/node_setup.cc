@@ -86,7 +86,7 @@ class NodeSetup {
     const std::string host = node_identity();
     std::string node = host;
     if (options_.node_size > 0)
-      node += "/" + std::to_string(options_.rank / options_.node_size);
+      node += "/" + std::to_string(options_.program_rank / options_.node_size);
     const char* master = std::getenv("MASTER_ADDR");
     const Result<std::string> address = own_address_towards(master != nullptr ? master : "");
     const Result<std::vector<std::string>> words = everyone(

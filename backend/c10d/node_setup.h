@@ -27,7 +27,8 @@ struct NodeSetupOptions {
   std::string group;  // for messages
   int rank = 0;
   int size = 1;
-  int64_t node_size = 0;  // 0: ranks of one host are one node
+  int program_rank = 0;   // of this process in the default group
+  int64_t node_size = 0;  // 0: ranks of one host are one node; else program ranks of each
   bool on_gpu = false;    // the group serves a GPU's memory
   RailOptions rail;
   Deadline deadline;

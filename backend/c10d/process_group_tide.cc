@@ -42,6 +42,11 @@ EngineLinkOptions engine_options(const OptionsTide& options, int rank, int size,
   link.group.interrupted = [adapter] { return adapter->look_for_interrupt(); };
   link.rank = rank;
   link.size = size;
+  // Empty in the default group, whose ranks are the program's.
+  const std::vector<uint64_t>& program_ranks = options.global_ranks_in_group;
+  link.program_rank = program_ranks.size() == static_cast<size_t>(size)
+                          ? static_cast<int>(program_ranks[static_cast<size_t>(rank)])
+                          : rank;
   link.node_size = options.node_size;
   link.multicast = options.multicast != "0";
   link.group.rail_gather.schedule = schedule_of(options.schedule);

@@ -3,12 +3,14 @@ own collectives.
 
 It keeps the contract's bookkeeping (who holds a slot, which slots are free, who may lease) and
 raises where the seam breaks it, so protocol mistakes show without the compiled module. Sums are in
-fp32, in rank order.
+fp32, in rank order; with TIDE_NODE_SIZE those of each node first, then those of the nodes, from the
+own one backwards.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -159,9 +161,10 @@ class Backend:
         mine = torch.cat(padded, 1)
         everyone = [torch.empty_like(mine) for _ in range(ranks)]
         dist.all_gather(everyone, mine, group=self.group)
-        total = torch.zeros_like(everyone[0][rank])
-        for part in everyone:
-            total += part[rank]
+        total = None
+        for node in order_of_sums(self.group):
+            partial = sum_of([everyone[other][rank] for other in node])
+            total = partial if total is None else total + partial
         output.copy_(total * scale)
         assert total.numel() == output.numel()
         return Done()
@@ -174,6 +177,25 @@ class Backend:
 
     def no_multicast(self):
         return None
+
+
+def order_of_sums(group):
+    """The group's ranks by node, in the order in which the nodes' sums are added on this rank."""
+    members = dist.get_process_group_ranks(group)
+    size = int(os.environ.get("TIDE_NODE_SIZE", "0")) or len(members) * (max(members) + 1)
+    nodes = {}
+    for rank, member in enumerate(members):
+        nodes.setdefault(member // size, []).append(rank)
+    own = list(nodes).index(members[group.rank()] // size)
+    everyone = list(nodes.values())
+    return [everyone[own - back] for back in range(len(everyone))]
+
+
+def sum_of(parts):
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total += part
+    return total
 
 
 def settle(tensors):
