@@ -40,6 +40,8 @@ ALLOWED = {
         "transports/host/",
         "transports/memory/",
         "transports/cuda/",
+        "transports/ucx/ucx.h",
+        "transports/ucx/rails.h",
     ],
 }
 LIBTORCH = ("torch/", "ATen/", "c10/", "pybind11/", "Python.h")

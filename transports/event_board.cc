@@ -75,10 +75,11 @@ Result<int64_t> checked_put_bytes(const std::string& label, const Put& put, int6
   return total;
 }
 
-EventBoard::EventBoard(int node, int nodes, std::string label)
+EventBoard::EventBoard(int node, int nodes, std::string label, NodeNames names)
     : node_(node),
       nodes_(nodes),
       label_(std::move(label)),
+      names_(std::move(names)),
       left_(static_cast<size_t>(nodes), false) {
   operations_[0].begun = true;
   operations_[0].what = "the network's own messages";
@@ -88,7 +89,7 @@ Status EventBoard::mismatch(int node, uint64_t operation, const OperationState& 
                             uint64_t hash) const {
   return {ErrorKind::kInvalidUse,
           label_ + ": operation " + std::to_string(operation) + " is '" + state.what +
-              "' with program " + hex(state.hash) + " here, but node " + std::to_string(node) +
+              "' with program " + hex(state.hash) + " here, but " + name_of(node) +
               " runs program " + hex(hash) +
               " under this number; all ranks must make the same calls in the same order"};
 }
@@ -160,12 +161,12 @@ Status EventBoard::counted(int node, const Event& event, int64_t amount, uint64_
   const uint64_t operation = event.operation;
   if (node < 0 || node >= nodes_ || node == node_ || amount < 0 || event.kind > EventKind::kGrant) {
     return {ErrorKind::kInternal,
-            label_ + ": a message that is not from this group: " + to_string(event) +
-                " from node " + std::to_string(node) + ", amount " + std::to_string(amount)};
+            label_ + ": a message that is not from this group: " + to_string(event) + " from " +
+                name_of(node) + ", amount " + std::to_string(amount)};
   }
   if (operation > last_begun_ + kOperationsAhead) {
-    return {ErrorKind::kInvalidUse, label_ + ": node " + std::to_string(node) + " sent " +
-                                        to_string(event) + ", this node is at operation " +
+    return {ErrorKind::kInvalidUse, label_ + ": " + name_of(node) + " sent " + to_string(event) +
+                                        ", this node is at operation " +
                                         std::to_string(last_begun_)};
   }
   auto found = operations_.find(operation);
@@ -185,8 +186,7 @@ Status EventBoard::counted(int node, const Event& event, int64_t amount, uint64_
 }
 
 Status EventBoard::gone(int node) const {
-  return {ErrorKind::kPeerLost,
-          label_ + ": node " + std::to_string(node) + " has finished and left the group"};
+  return {ErrorKind::kPeerLost, label_ + ": " + name_of(node) + " has finished and left the group"};
 }
 
 template <class Reached, class Describe>
@@ -224,7 +224,7 @@ Status EventBoard::wait_until(const WaitGuard& guard, int node, Reached reached,
 Status EventBoard::wait(int node, const Event& event, int64_t amount, const WaitGuard& guard) {
   if (node < 0 || node >= nodes_) {
     return {ErrorKind::kInvalidUse,
-            label_ + ": a wait for node " + std::to_string(node) + " (" + guard.what + ")"};
+            label_ + ": a wait for " + name_of(node) + " (" + guard.what + ")"};
   }
   const auto arrived = [&]() -> int64_t {
     const auto found = operations_.find(event.operation);
@@ -235,7 +235,7 @@ Status EventBoard::wait(int node, const Event& event, int64_t amount, const Wait
   return wait_until(
       guard, node, [&] { return arrived() >= amount; },
       [&] {
-        return " (" + to_string(event) + " from node " + std::to_string(node) + "): wanted " +
+        return " (" + to_string(event) + " from " + name_of(node) + "): wanted " +
                std::to_string(amount) + ", got " + std::to_string(arrived());
       });
 }

@@ -15,15 +15,18 @@
 #include <vector>
 
 #include "transports/network.h"
+#include "transports/node_names.h"
 
 namespace tide {
 
 class EventBoard {
  public:
   // `label` begins this node's messages: "node 1 of group 'default'".
-  EventBoard(int node, int nodes, std::string label);
+  EventBoard(int node, int nodes, std::string label, NodeNames names = NodeNames());
 
   const std::string& label() const { return label_; }
+  // A node, in messages.
+  std::string name_of(int node) const { return names_.of(node); }
   int node() const { return node_; }
   int nodes() const { return nodes_; }
 
@@ -69,6 +72,7 @@ class EventBoard {
   const int node_;
   const int nodes_;
   const std::string label_;
+  const NodeNames names_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

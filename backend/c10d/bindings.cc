@@ -250,6 +250,7 @@ void bind_backend(py::module_& module) {
       .def("no_multicast", &ProcessGroupTide::no_multicast, NoGil())
       .def("flight_record", &ProcessGroupTide::flight_record, NoGil())
       .def("wait_times", &ProcessGroupTide::wait_times, NoGil())
+      .def("nodes", &ProcessGroupTide::nodes, NoGil())
       .def("why_delegated", &ProcessGroupTide::why_delegated, NoGil())
       // Children of a tide group are made by the store and never split a communicator, so ranks
       // outside have no part.

@@ -2,10 +2,10 @@
 // in that operation.
 //
 // Three ends: a Group, over one node or several; kUnsupported with a reason that is the same on all
-// ranks (node_setup.h), kept for good; or an error, kept too: no later call may succeed on some ranks only.
-// Thread-safe. abort() and close() do not wait for a thread that is making the group; stop the
-// store to end its waits. In a forked child every call returns an error, and destruction leaks what
-// belongs to the parent.
+// ranks (node_setup.h), kept for good; or an error, kept too: no later call may succeed on some
+// ranks only. Thread-safe. abort() and close() do not wait for a thread that is making the group;
+// stop the store to end its waits. In a forked child every call returns an error, and destruction
+// leaks what belongs to the parent.
 #pragma once
 
 #include <sys/types.h>

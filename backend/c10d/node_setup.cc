@@ -56,8 +56,8 @@ class NodeSetup {
   // Every rank's word under `what`, by rank.
   Result<std::vector<std::string>> everyone(const std::string& what, const std::string& own) {
     const auto labelled = [&](const Status& status) {
-      return Status(status.kind(),
-                    name(options_.rank) + " of group '" + options_.group + "': " + status.message());
+      return Status(status.kind(), name(options_.rank) + " of group '" + options_.group +
+                                       "': " + status.message());
     };
     const auto key = [&](int rank) { return "nodes/" + what + "/" + std::to_string(rank); };
     const Status said = store_->set(key(options_.rank), own);
@@ -89,8 +89,8 @@ class NodeSetup {
       node += "/" + std::to_string(options_.program_rank / options_.node_size);
     const char* master = std::getenv("MASTER_ADDR");
     const Result<std::string> address = own_address_towards(master != nullptr ? master : "");
-    const Result<std::vector<std::string>> words = everyone(
-        "place", host + "\n" + node + "\n" + (address.is_ok() ? address.value() : ""));
+    const Result<std::vector<std::string>> words =
+        everyone("place", host + "\n" + node + "\n" + (address.is_ok() ? address.value() : ""));
     if (!words.is_ok()) return words.status();
     for (const std::string& word : words.value()) {
       const size_t first = word.find('\n');
@@ -149,6 +149,9 @@ class NodeSetup {
     group.name = options_.group;
     group.node = topology.node(options_.rank);
     group.nodes = topology.nodes();
+    std::vector<int> ranks;
+    for (int node = 0; node < topology.nodes(); ++node) ranks.push_back(topology.rank(node, local));
+    group.names = NodeNames(std::move(ranks));
     group.rail = topology.rail(local);
     group.store =
         std::make_shared<PrefixedKeys>(store_, "nodes/rail/" + std::to_string(local) + "/");
@@ -166,8 +169,7 @@ class NodeSetup {
       }
       return agreed;
     }
-    return GroupNodes{options_.rank, std::move(topology), std::move(network.value()),
-                      choice_.note};
+    return GroupNodes{options_.rank, std::move(topology), std::move(network.value()), choice_.note};
   }
 
   // One rail a device and process, shared by the groups on it.
@@ -185,9 +187,9 @@ class NodeSetup {
 
   const NodeSetupOptions& options_;
   const std::shared_ptr<KeyValueStore> store_;
-  std::vector<Place> places_;              // by rank
-  std::vector<RankLocation> locations_;    // by rank
-  RailChoice choice_;                      // of this rank
+  std::vector<Place> places_;            // by rank
+  std::vector<RankLocation> locations_;  // by rank
+  RailChoice choice_;                    // of this rank
 };
 
 }  // namespace

@@ -1,9 +1,9 @@
-// Where the ranks of a group stand, and the rails between their nodes: found over the store, step by
-// step, each by vote, so that all ranks of the group go the same way.
+// Where the ranks of a group stand, and the rails between their nodes: found over the store, step
+// by step, each by vote, so that all ranks of the group go the same way.
 //
 // A node is where windows can be opened; `node_size` cuts one host's ranks further. With one node
-// there is no network. Between nodes each rank opens the rail of its place in its node (rails.h) and
-// meets the ranks of the same place on it. No libtorch here.
+// there is no network. Between nodes each rank opens the rail of its place in its node (rails.h)
+// and meets the ranks of the same place on it. No libtorch here.
 #pragma once
 
 #include <chrono>

@@ -6,8 +6,8 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <vector>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
 
 namespace tide {
 

@@ -268,6 +268,7 @@ std::map<std::string, int64_t> ProcessGroupTide::counters() const {
     counters.bytes_pushed += one.bytes_pushed;
     counters.bytes_copied += one.bytes_copied;
     counters.bytes_summed += one.bytes_summed;
+    counters.bytes_sent += one.bytes_sent;
     counters.arena_bytes += one.arena_bytes;
     counters.plans += one.plans;
     counters.copies_to_all += one.copies_to_all;
@@ -277,6 +278,7 @@ std::map<std::string, int64_t> ProcessGroupTide::counters() const {
           {"bytes_pushed", static_cast<int64_t>(counters.bytes_pushed)},
           {"bytes_copied", static_cast<int64_t>(counters.bytes_copied)},
           {"bytes_summed", static_cast<int64_t>(counters.bytes_summed)},
+          {"bytes_sent", static_cast<int64_t>(counters.bytes_sent)},
           {"arena_bytes", counters.arena_bytes},
           {"plans", counters.plans},
           {"copies_to_all", static_cast<int64_t>(counters.copies_to_all)},
@@ -292,6 +294,11 @@ std::optional<std::string> ProcessGroupTide::no_multicast() const {
 std::string ProcessGroupTide::wait_times() const {
   const std::vector<std::shared_ptr<Group>> groups = engines_.made();
   return groups.empty() ? "[]" : groups.back()->wait_times();
+}
+
+std::string ProcessGroupTide::nodes() const {
+  const std::shared_ptr<Group> group = engines_.made(false);  // a GPU's group has one node
+  return group ? group->nodes() : "{}";
 }
 
 std::string ProcessGroupTide::flight_record() const {

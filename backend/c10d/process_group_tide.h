@@ -215,6 +215,7 @@ class ProcessGroupTide : public c10d::Backend {
   std::optional<std::string> no_multicast() const;
   std::string flight_record() const;
   std::string wait_times() const;
+  std::string nodes() const;
   // Operation name -> reason of its last delegation, for operations that tide has a path of its own
   // for.
   std::map<std::string, std::string> why_delegated() const;

@@ -49,6 +49,7 @@ Result<std::shared_ptr<Group>> Group::create(const GroupOptions& options,
 GroupImpl::GroupImpl(const GroupOptions& options, std::unique_ptr<Fabric> fabric,
                      std::shared_ptr<KeyValueStore> store, std::optional<GroupNodes> nodes)
     : options_(options),
+      rail_note_(nodes ? nodes->rail_note : ""),
       context_(options, std::move(fabric), std::move(nodes)),
       completion_(std::make_shared<CompletionThread>()),
       lanes_(&context_),

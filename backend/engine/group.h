@@ -181,6 +181,9 @@ class Group {
   virtual std::string flight_record() const = 0;
   // JSON: who was waited for, how long, and for what (wait_times.h).
   virtual std::string wait_times() const = 0;
+  // JSON: {"nodes", "local_ranks", "node", "local", "rail", "device", "transport", "version",
+  // "notes"} of a group that spans nodes, "{}" of any other.
+  virtual std::string nodes() const = 0;
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
   // Breaks the group on purpose: operations end with `reason`, peers are told.

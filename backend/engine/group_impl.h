@@ -113,6 +113,7 @@ class GroupImpl final : public Group {
   Status error() const override { return context_.failure.status(); }
   std::string flight_record() const override;
   std::string wait_times() const override { return context_.wait_times.to_json(); }
+  std::string nodes() const override;
   void set_timeout(std::chrono::milliseconds timeout) override { context_.set_timeout(timeout); }
   void abort(const Status& reason) override { (void)context_.break_group(reason, true); }
   void close() override;
@@ -226,6 +227,7 @@ class GroupImpl final : public Group {
   void post_outputs(Binding* binding);
 
   const GroupOptions options_;
+  const std::string rail_note_;  // see GroupNodes
   EngineContext context_;
   std::shared_ptr<CompletionThread> completion_;
   FlightRecord flight_record_;

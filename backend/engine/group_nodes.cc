@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "backend/engine/group_impl.h"
+#include "backend/engine/json_text.h"
 #include "backend/layout/hash.h"
 #include "backend/plan/batches.h"
 #include "backend/plan/cut.h"
@@ -146,6 +147,23 @@ void GroupImpl::close_network(const Status& failed) {
   // A peer may still write there: the pages stay mapped, and nobody gets them again.
   if (!closed.is_ok()) new std::vector<std::shared_ptr<ArenaMemory>>(regions_);
   regions_.clear();
+}
+
+std::string GroupImpl::nodes() const {
+  if (!context_.spans_nodes()) return "{}";
+  const Topology& topology = context_.topology();
+  const NetworkCapabilities& network = context_.network().capabilities();
+  const int local = topology.local(context_.rank());
+  std::string notes = rail_note_.empty() ? "" : quoted(rail_note_);
+  for (const std::string& note : network.notes) notes += (notes.empty() ? "" : ", ") + quoted(note);
+  return "{\"nodes\": " + std::to_string(topology.nodes()) +
+         ", \"local_ranks\": " + std::to_string(topology.local_ranks()) +
+         ", \"node\": " + std::to_string(topology.node(context_.rank())) +
+         ", \"local\": " + std::to_string(local) +
+         ", \"rail\": " + std::to_string(topology.rail(local)) +
+         ", \"device\": " + quoted(network.device) +
+         ", \"transport\": " + quoted(network.transport) +
+         ", \"version\": " + quoted(network.version) + ", \"notes\": [" + notes + "]}";
 }
 
 // A coalesced gather lands in a slot of its own and goes on to the outputs from there.

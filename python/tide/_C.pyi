@@ -113,13 +113,17 @@ class Backend(torch._C._distributed_c10d.Backend):
         """`output`, flat, gets this rank's shard of each reduced input, one after another in list order."""
 
     def counters(self) -> dict[str, int]:
-        """Since creation: operations, bytes_pushed, bytes_copied, bytes_summed, copies_to_all, read_adds; arena_bytes and plans: held now."""
+        """Since creation: operations, bytes_pushed, bytes_copied, bytes_summed, copies_to_all, read_adds, bytes_sent
+        (to other nodes); arena_bytes and plans: held now."""
     def no_multicast(self) -> str | None:
         """Why slots on the GPU are not open to all by NVLink multicast, the same on all ranks; "": they are. None: no GPU served yet."""
     def flight_record(self) -> str:
         """JSON: the last operations of tide's own with their state; an empty list before the first."""
     def wait_times(self) -> str:
         """JSON: by subject and kind of call, host time waited by cause and by rank, and a histogram."""
+    def nodes(self) -> str:
+        """JSON: nodes, local_ranks, and this rank's node, local, rail, device, transport, version and notes, once the
+        group is up and spans nodes; "{}" otherwise."""
     def why_delegated(self) -> dict[str, str]:
         """Operation name -> reason of its last delegation, for those operations tide has a path of its own for."""
 

@@ -63,7 +63,9 @@ KNOBS: dict[str, Knob] = {
             "",
             "network devices of a node's ranks in local order, as mlx5_{0-7}; found without it",
         ),
-        Knob("TIDE_UCX_LIBRARY", "", "file of the UCX library; without it the system's, or libucx's"),
+        Knob(
+            "TIDE_UCX_LIBRARY", "", "file of the UCX library; without it the system's, or libucx's"
+        ),
         Knob(
             "TIDE_SCHEDULE",
             "doubling",

@@ -10,7 +10,6 @@ own one backwards.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import types
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from node_order import order_of_sums, sum_in_order
 from tide.fsdp import backends
 
 
@@ -161,10 +161,7 @@ class Backend:
         mine = torch.cat(padded, 1)
         everyone = [torch.empty_like(mine) for _ in range(ranks)]
         dist.all_gather(everyone, mine, group=self.group)
-        total = None
-        for node in order_of_sums(self.group):
-            partial = sum_of([everyone[other][rank] for other in node])
-            total = partial if total is None else total + partial
+        total = sum_in_order([part[rank] for part in everyone], order_of_sums(self.group))
         output.copy_(total * scale)
         assert total.numel() == output.numel()
         return Done()
@@ -177,25 +174,6 @@ class Backend:
 
     def no_multicast(self):
         return None
-
-
-def order_of_sums(group):
-    """The group's ranks by node, in the order in which the nodes' sums are added on this rank."""
-    members = dist.get_process_group_ranks(group)
-    size = int(os.environ.get("TIDE_NODE_SIZE", "0")) or len(members) * (max(members) + 1)
-    nodes = {}
-    for rank, member in enumerate(members):
-        nodes.setdefault(member // size, []).append(rank)
-    own = list(nodes).index(members[group.rank()] // size)
-    everyone = list(nodes.values())
-    return [everyone[own - back] for back in range(len(everyone))]
-
-
-def sum_of(parts):
-    total = torch.zeros_like(parts[0])
-    for part in parts:
-        total += part
-    return total
 
 
 def settle(tensors):

@@ -205,7 +205,7 @@ def test_own_collectives_can_be_switched_off() -> None:
     run_ranks(2, body, environment={"TIDE_COLLECTIVES": "0"})
 
 
-def test_ranks_on_several_nodes_are_delegated_by_vote() -> None:
+def test_ranks_on_unequal_nodes_are_delegated_by_vote() -> None:
     def body(rank: int, size: int) -> str:
         outputs = [torch.zeros(2 * size)]
         gather(outputs, [torch.full((2,), float(rank))]).wait()
@@ -215,7 +215,7 @@ def test_ranks_on_several_nodes_are_delegated_by_vote() -> None:
         assert shards[0].tolist() == [float(size)] * 2
         return tide.of().why_delegated()["all_gather_into_tensor_coalesced"]
 
-    reasons = run_ranks(4, body, options=lambda: tide.Options(node_size=2))
+    reasons = run_ranks(4, body, options=lambda: tide.Options(node_size=3))
     assert len(set(reasons)) == 1 and "node" in reasons[0]
 
 

@@ -50,13 +50,14 @@ class Round:
     at: int  # the call in which the victim does it by itself
     delay: float  # seconds until the parent kills or stops it
     aborts: bool  # how survivors end their group
+    node_size: int = 0  # ranks of each node of the round's group; 0: one node
 
     @property
     def timeout(self) -> float:
         return SHORT if self.kind == "stop" else LONG
 
 
-def make_rounds(seed: int, ranks: int) -> list[Round]:
+def make_rounds(seed: int, ranks: int, between_nodes: bool = False) -> list[Round]:
     """Peace first and last; a harmless round before each lethal one, until one rank is left."""
     chance = random.Random(seed)
     members = tuple(range(ranks))
@@ -72,6 +73,7 @@ def make_rounds(seed: int, ranks: int) -> list[Round]:
                 WARM_UP + chance.randrange(4),
                 chance.random() * 0.03,
                 chance.random() < 0.5,
+                chance.choice((1, 2) if len(members) == 4 else (1,)) if between_nodes else 0,
             )
         )
         return rounds[-1]
@@ -175,6 +177,7 @@ def play(round_: Round, number: int, rank: int, folder: Path, say: Any) -> str:
         rank=place,
         world_size=len(round_.members),
         timeout=timedelta(seconds=round_.timeout),
+        pg_options=tide.Options(node_size=round_.node_size),
     )
     message, work = "", None
     try:

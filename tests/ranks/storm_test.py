@@ -35,10 +35,14 @@ def test_the_storm_is_large_enough() -> None:
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("index", range(len(RUNS)))
 def test_storm(index: int, tmp_path: Path) -> None:
-    rounds = make_rounds(SEED + index, RUNS[index])
-    print(f"seed {SEED + index}: {[(r.kind, r.operation, r.victim) for r in rounds]}")
+    weather(make_rounds(SEED + index, RUNS[index]), tmp_path)
+
+
+def weather(rounds: list[Round], folder: Path) -> None:
+    """One run, and what must be true after it."""
+    print([(r.kind, r.operation, r.victim, r.node_size) for r in rounds])
     shared = set(os.listdir("/dev/shm"))
-    parent = Parent(rounds, tmp_path)
+    parent = Parent(rounds, folder)
     ranks = parent.run(SECONDS)
     deaths = {r.victim: r.kind for r in rounds if r.kind in LETHAL}
     for number, rank in enumerate(ranks):

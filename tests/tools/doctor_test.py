@@ -40,7 +40,7 @@ GOOD: dict[str, Any] = {
     },
     "environment": {},
 }
-ALL = paths.Build(devices=("cpu", "cuda"), hosts=True, multicast=True)
+ALL = paths.Build(devices=("cpu", "cuda"), hosts=("cpu", "cuda"), multicast=True)
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -77,10 +77,13 @@ def test_a_machine_with_everything_takes_the_best_paths() -> None:
         ("gpus/peer access", [[1, 0], [1, 1]], 1, 3),
         ("environment/CUDA_DEVICE_MAX_CONNECTIONS", "1", 1, 3),
         ("versions/cuda driver", "12.8", 1, 3),
-        ("network/rdma ports", [], 2, 2),
-        ("network/rdma ports", [{"device": "mlx5_0:1", "state": "DOWN"}], 2, 2),
-        ("host/memlock", 8 << 20, 2, 2),
-        ("versions/ucx", None, 2, 3),
+        ("network/rdma ports", [], 2, 1),
+        ("network/rdma ports", [{"device": "mlx5_0:1", "state": "DOWN"}], 2, 1),
+        ("host/memlock", 8 << 20, 2, 1),
+        ("versions/ucx", None, 2, 2),
+        ("network/rdma ports", [], 3, 2),
+        ("host/memlock", 8 << 20, 3, 2),
+        ("versions/ucx", None, 3, 3),
     ],
 )
 def test_each_obstacle_closes_the_paths_that_need_it(
@@ -94,18 +97,28 @@ def test_each_obstacle_closes_the_paths_that_need_it(
         assert closed.obstacles
     if not path.startswith("versions/tide"):
         # What closes one kind of traffic leaves the others alone.
-        others = [other for at, other in enumerate(taken(facts)) if at != ladder]
-        assert others == [other for at, other in enumerate(taken(GOOD)) if at != ladder]
+        alike = {ladder} if ladder < 2 else {2, 3}  # between hosts both kinds need the same
+        others = [other for at, other in enumerate(taken(facts)) if at not in alike]
+        assert others == [other for at, other in enumerate(taken(GOOD)) if at not in alike]
 
 
 def test_a_build_for_cpus_says_so() -> None:
-    step = paths.ladders(GOOD, paths.Build(("cpu",), hosts=False, multicast=False))[1]
+    step = paths.ladders(GOOD, paths.Build(("cpu",), hosts=(), multicast=False))[1]
     assert step.taken is step.rungs[-1]
     assert all("serves cpu tensors only" in rung.obstacles[0].why for rung in step.better)
 
 
+def test_a_build_that_moves_no_gpu_memory_between_hosts_says_so() -> None:
+    cpu, gpu = paths.ladders(GOOD, paths.Build(("cpu", "cuda"), ("cpu",), multicast=True))[2:]
+    assert cpu.taken is cpu.rungs[0]
+    assert gpu.taken is gpu.rungs[-1]
+    assert all("no CUDA tensors between hosts" in rung.obstacles[0].why for rung in gpu.better)
+
+
 def test_a_build_without_multicast_copies_to_each_peer() -> None:
-    step = paths.ladders(GOOD, paths.Build(("cpu", "cuda"), hosts=True, multicast=False))[1]
+    step = paths.ladders(
+        GOOD, paths.Build(("cpu", "cuda"), hosts=("cpu", "cuda"), multicast=False)
+    )[1]
     assert step.taken is step.rungs[1]
     assert [obstacle.why for obstacle in step.rungs[0].obstacles] == [
         "this build of tide copies to each peer in turn"

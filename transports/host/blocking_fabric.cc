@@ -155,8 +155,7 @@ void BlockingFabric::mark_left(int rank) {
     std::lock_guard lock(mutex_);
     Status& status = peers_.at(static_cast<size_t>(rank)).status;
     if (!status.is_ok()) return;
-    status = {ErrorKind::kPeerLost,
-              label_ + ": " + name_of(rank) + " has closed the group"};
+    status = {ErrorKind::kPeerLost, label_ + ": " + name_of(rank) + " has closed the group"};
   }
   wake_all();
 }

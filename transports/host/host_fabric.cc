@@ -34,7 +34,8 @@ class HostFabric : public BlockingFabric {
         options_(options),
         owner_(::getpid()),
         links_(std::move(links)),
-        mailbox_(std::make_unique<Mailbox>(options.rank, options.size, label_of(options), options.names)) {}
+        mailbox_(std::make_unique<Mailbox>(options.rank, options.size, label_of(options),
+                                           options.names)) {}
   ~HostFabric() override;
 
   // Starts the monitor and makes the doorbells; once, before anything else.
@@ -197,8 +198,7 @@ Status HostFabric::agree_on_parts(const PartExchange& exchange, Deadline deadlin
   verdicts.value()[static_cast<size_t>(rank())].status = verdict.status;
   for (int peer = 0; peer < size(); ++peer) {
     const Status& status = verdicts.value()[static_cast<size_t>(peer)].status;
-    if (!status.is_ok())
-      return Status(status.kind(), name_of(peer) + ": " + status.message());
+    if (!status.is_ok()) return Status(status.kind(), name_of(peer) + ": " + status.message());
   }
   return Status::ok();
 }
@@ -228,8 +228,8 @@ Result<std::vector<Message>> HostFabric::exchange_offers(const PartExchange& exc
     const int64_t first_bytes = offers.value()[0].bytes;
     if (offer.bytes != first_bytes) {
       return Status(ErrorKind::kInvalidUse,
-                    who + "wants a window of " + std::to_string(offer.bytes) +
-                        " bytes where " + name_of(0) + " wants " + std::to_string(first_bytes));
+                    who + "wants a window of " + std::to_string(offer.bytes) + " bytes where " +
+                        name_of(0) + " wants " + std::to_string(first_bytes));
     }
   }
   return offers;
@@ -322,7 +322,8 @@ void HostFabric::dispatch(int peer, Message message) {
       mailbox_->put(std::move(message));
       break;
     case MessageKind::kFail:
-      mark_lost(peer, {ErrorKind::kPeerLost, label() + ": " + name_of(peer) + " reported: " + message.status.to_string()});
+      mark_lost(peer, {ErrorKind::kPeerLost, label() + ": " + name_of(peer) +
+                                                 " reported: " + message.status.to_string()});
       mailbox_->wake();
       break;
     case MessageKind::kGoodbye:

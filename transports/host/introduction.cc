@@ -82,10 +82,10 @@ class Introduction {
       const std::string node = space == std::string::npos ? "" : member.value().substr(space + 1);
       if (peer == 0) first_node = node;
       if (node != first_node) {
-        return {ErrorKind::kUnsupported, "group '" + options_.group + "': " + options_.names.of(peer) +
-                                             " is on node " + node + ", " + options_.names.of(0) +
-                                             " on node " + first_node +
-                                             "; shared memory needs all ranks on one"};
+        return {ErrorKind::kUnsupported, "group '" + options_.group +
+                                             "': " + options_.names.of(peer) + " is on node " +
+                                             node + ", " + options_.names.of(0) + " on node " +
+                                             first_node + "; shared memory needs all ranks on one"};
       }
     }
     return Status::ok();
@@ -120,8 +120,9 @@ class Introduction {
     Result<Credentials> found = credentials_of(link(peer).socket.get());
     if (!found) return labelled(found.status());
     if (found.value().uid != ::geteuid()) {
-      return {ErrorKind::kInvalidUse, label() + ": " + options_.names.of(peer) + " runs as user " + std::to_string(found.value().uid) +
-                                          ", this rank as " + std::to_string(::geteuid())};
+      return {ErrorKind::kInvalidUse, label() + ": " + options_.names.of(peer) + " runs as user " +
+                                          std::to_string(found.value().uid) + ", this rank as " +
+                                          std::to_string(::geteuid())};
     }
     const pid_t pid = found.value().pid;
     link(peer).pid = pid;
@@ -243,7 +244,8 @@ class Introduction {
       if (received == Received::kNothing) continue;
       if (received != Received::kMessage || message.kind != MessageKind::kWelcome ||
           message.rank != peer) {
-        return {ErrorKind::kPeerLost, label() + ": " + options_.names.of(peer) + " closed the connection before it answered"};
+        return {ErrorKind::kPeerLost, label() + ": " + options_.names.of(peer) +
+                                          " closed the connection before it answered"};
       }
       welcomed_[static_cast<size_t>(peer)] = true;
     }

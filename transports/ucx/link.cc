@@ -77,7 +77,7 @@ Status UcxLink::make_endpoint(Endpoint& endpoint, const std::string& address) {
   if (status == UCS_OK) return Status::ok();
   endpoint.handle = nullptr;
   return {ErrorKind::kSystem, failed("connecting the " + std::string(endpoint.name) +
-                                         " endpoint to node " + std::to_string(endpoint.node),
+                                         " endpoint to " + board_->name_of(endpoint.node),
                                      status)};
 }
 
@@ -183,7 +183,7 @@ Status UcxLink::open_region(int id, const std::vector<RemoteRegion>& remote) {
     const ucs_status_t status = api_.ep_rkey_unpack(peer.data.handle, region.key.data(), &key);
     if (status != UCS_OK) {
       return {ErrorKind::kSystem,
-              failed("opening the memory key of node " + std::to_string(node), status)};
+              failed("opening the memory key of " + board_->name_of(node), status)};
     }
     peer.keys[id] = key;
     peer.bases[id] = region.base;

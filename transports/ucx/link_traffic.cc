@@ -176,7 +176,7 @@ void UcxLink::endpoint_failed(int node, ucs_status_t status) {
   Peer& peer = peers_[static_cast<size_t>(node)];
   if (peer.failed || !peer.trouble.is_ok()) return;
   peer.trouble = {ErrorKind::kPeerLost,
-                  failed("the connection to node " + std::to_string(node), status)};
+                  failed("the connection to " + board_->name_of(node), status)};
   peer.trouble_since = Clock::now();
 }
 
@@ -223,7 +223,7 @@ void UcxLink::received(const void* header, size_t header_bytes, const std::strin
       return;
     case MessageKind::kFailure:
       break_off({ErrorKind::kPeerLost,
-                 board_->label() + ": node " + std::to_string(node) + " reported: " + text},
+                 board_->label() + ": " + board_->name_of(node) + " reported: " + text},
                 node, true);
       return;
     default:
@@ -283,12 +283,11 @@ void UcxLink::keep_time(Deadline now) {
     }
     if (watching_silence_ && now - peer.heard > peer_timeout_ && !board_->has_left(node)) {
       peer.failed = true;
-      return break_off(
-          {ErrorKind::kPeerLost,
-           board_->label() + ": node " + std::to_string(node) + " has been silent for " +
-               std::to_string(peer_timeout_.count()) + " ms on " + rail_.options().device +
-               ": its process is frozen or the link is dead"},
-          node, true);
+      return break_off({ErrorKind::kPeerLost,
+                        board_->label() + ": " + board_->name_of(node) + " has been silent for " +
+                            std::to_string(peer_timeout_.count()) + " ms on " +
+                            rail_.options().device + ": its process is frozen or the link is dead"},
+                       node, true);
     }
   }
 }

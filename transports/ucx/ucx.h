@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "transports/network.h"
+#include "transports/node_names.h"
 
 namespace tide {
 
@@ -30,7 +31,8 @@ struct UcxGroupOptions {
   std::string name;  // of the process group, for messages
   int node = 0;
   int nodes = 1;
-  int rail = 0;  // index of this process's rail among its node's; equal on all nodes
+  NodeNames names;  // for messages
+  int rail = 0;     // index of this process's rail among its node's; equal on all nodes
   std::shared_ptr<KeyValueStore> store;  // keys are private to this group and this life of it
   std::chrono::milliseconds peer_timeout{30'000};  // a peer that is silent for so long is lost
   std::string refusal;  // why this rank has no rail: told to all nodes instead of a hello

@@ -47,7 +47,7 @@ UcxNetwork::UcxNetwork(std::shared_ptr<UcxRail> rail, const UcxGroupOptions& opt
       options_(options),
       board_(std::make_shared<EventBoard>(
           options.node, options.nodes,
-          "node " + std::to_string(options.node) + " of group '" + options.name + "'")),
+          options.names.of(options.node) + " of group '" + options.name + "'", options.names)),
       test_(std::make_shared<SelfTestMemory>()) {
   test_->written.resize(static_cast<size_t>(kScratchBytes * options.nodes), 0);
   test_->source.resize(test_->written.size());
@@ -104,13 +104,13 @@ Status UcxNetwork::exchange_hellos(Deadline deadline, std::vector<Hello>* hellos
   for (int node = 0; node < options_.nodes; ++node) {
     const Result<std::string> text = options_.store->get(key("hello", node), deadline);
     if (!text.is_ok()) {
-      return {text.status().kind(), board_->label() + ": node " + std::to_string(node) +
+      return {text.status().kind(), board_->label() + ": " + board_->name_of(node) +
                                         " did not come to connect before the deadline (" +
                                         text.status().message() + ")"};
     }
     const Result<Hello> hello = read_hello(text.value());
     if (!hello.is_ok()) {
-      return {hello.status().kind(), "group '" + options_.name + "': node " + std::to_string(node) +
+      return {hello.status().kind(), "group '" + options_.name + "': " + board_->name_of(node) +
                                          ": " + hello.status().message()};
     }
     hellos->push_back(hello.value());
@@ -172,8 +172,8 @@ Status UcxNetwork::self_test(Deadline deadline) {
     for (int64_t i = 0; i < kScratchBytes; ++i) {
       if (test_->written[static_cast<size_t>(node * kScratchBytes + i)] == test_byte(node, own, i))
         continue;
-      return {ErrorKind::kInternal, board_->label() + ": the first put from node " +
-                                        std::to_string(node) + " over " + rail_->options().device +
+      return {ErrorKind::kInternal, board_->label() + ": the first put from " +
+                                        board_->name_of(node) + " over " + rail_->options().device +
                                         " arrived with wrong bytes, from byte " +
                                         std::to_string(i) + " on"};
     }
@@ -248,7 +248,7 @@ Status UcxNetwork::add_region(int id, const MemoryBlock& block, Deadline deadlin
   for (int node = 0; verdict.is_ok() && node < options_.nodes; ++node) {
     const Result<std::string> text = options_.store->get(key(vote, node), deadline);
     if (!text.is_ok()) {
-      verdict = {text.status().kind(), board_->label() + ": node " + std::to_string(node) +
+      verdict = {text.status().kind(), board_->label() + ": " + board_->name_of(node) +
                                            " did not come to add region " + std::to_string(id) +
                                            " (" + text.status().message() + ")"};
       break;
@@ -258,7 +258,7 @@ Status UcxNetwork::add_region(int id, const MemoryBlock& block, Deadline deadlin
       verdict = said.status();
       break;
     }
-    const std::string name = "node " + std::to_string(node) + ": ";
+    const std::string name = board_->name_of(node) + ": ";
     if (!said.value().refusal.empty()) {
       if (vetoed.is_ok()) vetoed = {ErrorKind::kUnsupported, name + said.value().refusal};
     } else if (said.value().bytes != block.bytes && vetoed.is_ok()) {

@@ -24,9 +24,9 @@ def served_devices() -> tuple[str, ...]:
     return tuple(eligibility.SERVED_DEVICES)
 
 
-def serves_hosts() -> bool:
-    """Rails came with the path between hosts."""
-    return "TIDE_RAILS" in knobs.KNOBS
+def serves_hosts() -> tuple[str, ...]:
+    """Devices whose memory the rails move."""
+    return ("cpu",)
 
 
 def build() -> paths.Build:

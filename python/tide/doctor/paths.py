@@ -52,11 +52,11 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Build:
-    """What this build of tide can do: the devices that it serves, whether it goes between hosts,
-    and whether one copy of its engine reaches all peers."""
+    """What this build of tide can do: the devices that it serves, those whose memory it moves
+    between hosts, and whether one copy of its engine reaches all peers."""
 
     devices: Sequence[str]
-    hosts: bool
+    hosts: Sequence[str]
     multicast: bool
 
 
@@ -65,7 +65,10 @@ def ladders(facts: Facts, build: Build, hosts: int = 1) -> list[Ladder]:
     result = [cpu_inside(facts, build.devices)]
     if facts["gpus"]["devices"]:
         result.append(gpu_inside(facts, build))
-    result.append(between(facts, build.hosts, hosts))
+    launch = "" if hosts > 1 else " (this launch has one)"
+    result.append(cpu_between(facts, build.hosts, launch))
+    if facts["gpus"]["devices"]:
+        result.append(gpu_between(facts, build.hosts, launch))
     return result
 
 
@@ -185,19 +188,61 @@ def multicast(
     ]
 
 
-def between(facts: Facts, serves_hosts: bool, hosts: int) -> Ladder:
-    network, host = facts["network"], facts["host"]
-    ports = network["rdma ports"]
+STOCK_BETWEEN = Rung("stock: NCCL or gloo, layout copies by FSDP2", ())
+
+
+def cpu_between(facts: Facts, served: Sequence[str], launch: str) -> Ladder:
+    base = ucx_checks(facts, "cpu" in served, "CPU")
+    return Ladder(
+        f"CPU tensors between hosts{launch}",
+        (
+            Rung("tide: puts over RDMA rails", found(*base, *rdma_checks(facts))),
+            Rung("tide: puts over UCX on TCP", found(*base)),
+            STOCK_BETWEEN,
+        ),
+    )
+
+
+def gpu_between(facts: Facts, served: Sequence[str], launch: str) -> Ladder:
+    base = ucx_checks(facts, "cuda" in served, "CUDA")
+    rdma = rdma_checks(facts)
+    direct = (
+        facts["network"]["nvidia_peermem"]
+        or all(d.get("dma-buf") for d in facts["gpus"]["devices"]),
+        "adapters cannot reach GPU memory: neither dma-buf nor nvidia_peermem",
+        "modprobe nvidia_peermem, or a driver with dma-buf (open kernel modules)",
+    )
+    return Ladder(
+        f"CUDA tensors between hosts{launch}",
+        (
+            Rung("tide: puts from GPU memory over RDMA rails", found(*base, *rdma, direct)),
+            Rung("tide: puts over RDMA rails, staged through host memory", found(*base, *rdma)),
+            Rung("tide: puts over UCX on TCP, staged", found(*base)),
+            STOCK_BETWEEN,
+        ),
+    )
+
+
+def ucx_checks(facts: Facts, is_served: bool, tensors: str) -> tuple[tuple[bool, str, str], ...]:
+    return (
+        (
+            is_served,
+            f"this build of tide moves no {tensors} tensors between hosts",
+            f"install a tide that moves {tensors} tensors between hosts",
+        ),
+        (
+            bool(facts["versions"]["ucx"]),
+            "UCX was not found",
+            "pip install libucx-cu13, or install UCX 1.21",
+        ),
+    )
+
+
+def rdma_checks(facts: Facts) -> tuple[tuple[bool, str, str], ...]:
+    ports, memlock = facts["network"]["rdma ports"], facts["host"]["memlock"]
     active = [port for port in ports if port["state"] == "ACTIVE"]
     states = ", ".join(f"{port['device']} is {port['state']}" for port in ports)
-    memlock = host["memlock"]
-    ucx = facts["versions"]["ucx"]
-    base = (
-        (serves_hosts, "this build of tide serves one host", "install a tide that serves several"),
-        (bool(ucx), "UCX was not found", "pip install libucx-cu13, or install UCX 1.21"),
-    )
-    rdma = (
-        *base,
+    return (
         (
             bool(active),
             f"no active RDMA port ({states})" if ports else "no RDMA device on this machine",
@@ -207,25 +252,5 @@ def between(facts: Facts, serves_hosts: bool, hosts: int) -> Ladder:
             memlock == "unlimited" or memlock >= 1024 * MEBIBYTE,
             f"only {memlock} bytes may be locked, RDMA memory must be",
             "ulimit -l unlimited (containers: --ulimit memlock=-1)",
-        ),
-    )
-    devices = facts["gpus"]["devices"]
-    direct = (
-        (bool(devices), "no GPU here", "nothing to change"),
-        (
-            network["nvidia_peermem"] or all(d.get("dma-buf") for d in devices),
-            "adapters cannot reach GPU memory: neither dma-buf nor nvidia_peermem",
-            "modprobe nvidia_peermem, or a driver with dma-buf (open kernel modules)",
-        ),
-    )
-    gpu = [Rung("tide: puts from GPU memory over RDMA rails", found(*rdma, *direct))]
-    traffic = "between hosts" + ("" if hosts > 1 else " (this launch has one)")
-    return Ladder(
-        traffic,
-        (
-            *(gpu if devices else []),
-            Rung("tide: puts over RDMA rails, staged through host memory", found(*rdma)),
-            Rung("tide: puts over UCX on TCP", found(*base)),
-            Rung("stock: NCCL or gloo, layout copies by FSDP2", ()),
         ),
     )

@@ -12,8 +12,9 @@ calls.
 
 from __future__ import annotations
 
+import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,15 @@ class Report:
     # By process group on a GPU: why its gathers go to each peer in turn; "": one store to all.
     no_multicast: dict[str, str] = field(default_factory=dict)
     waits: list[waits.Waits] = field(default_factory=list)  # this rank's: not equal on all
+    # By process group, of those that span nodes: _C.Backend.nodes(), with this rank's rail.
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "rows": [asdict(row) for row in self.rows],
             "arena_bytes": self.arena_bytes,
             "no_multicast": self.no_multicast,
+            "nodes": self.nodes,
         }
 
     def waits_dict(self) -> list[dict[str, Any]]:
@@ -83,7 +87,7 @@ class Report:
         return iter(self.rows)
 
     def __str__(self) -> str:
-        return "\n".join(table(self.rows) + _footer(self))
+        return "\n".join(table(self.rows) + _rails(self.nodes) + _footer(self))
 
 
 def report(model: torch.nn.Module) -> Report:
@@ -111,7 +115,36 @@ def report(model: torch.nn.Module) -> Report:
     calls = {}
     for row in rows:
         calls[row.group, "gather"], calls[row.group, "reduce"] = row.gathers, row.reduces
-    return Report(rows, held, no_multicast, waits.of(list(arenas.values()), calls))
+    return Report(
+        rows,
+        held,
+        no_multicast,
+        waits.of(list(arenas.values()), calls),
+        _nodes(arenas.values()),
+    )
+
+
+def _nodes(found: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    result = {}
+    for backend in found:
+        tell = getattr(backend, "nodes", None)
+        nodes = json.loads(tell()) if tell is not None else {}
+        if nodes:
+            result[backend.options.group_name] = nodes
+    return result
+
+
+def _rails(nodes: dict[str, dict[str, Any]]) -> list[str]:
+    lines = []
+    for group, one in nodes.items():
+        lines += _wrapped(
+            f"group '{group}': {one['nodes']} nodes of {one['local_ranks']} ranks; this rank is "
+            f"number {one['local']} of node {one['node']} and sends over {one['device']} "
+            f"({one['transport']}, {one['version']})"
+        )
+        for note in one["notes"]:
+            lines += _wrapped(f"    {note}")
+    return lines
 
 
 def _groups(model: torch.nn.Module) -> list[Any]:
