@@ -88,10 +88,11 @@ EventBoard::EventBoard(int node, int nodes, std::string label, NodeNames names)
 Status EventBoard::mismatch(int node, uint64_t operation, const OperationState& state,
                             uint64_t hash) const {
   return {ErrorKind::kInvalidUse,
-          label_ + ": operation " + std::to_string(operation) + " is '" + state.what +
-              "' with program " + hex(state.hash) + " here, but " + name_of(node) +
+          label_ + ": operation " + std::to_string(operation) + " differs: it is '" + state.what +
+              "' with program " + hex(state.hash) + " here, and " + name_of(node) +
               " runs program " + hex(hash) +
-              " under this number; all ranks must make the same calls in the same order"};
+              " under this number; all ranks must make the same calls, of the same sizes, in the "
+              "same order"};
 }
 
 Status EventBoard::begin(uint64_t operation, uint64_t hash, const std::string& what) {

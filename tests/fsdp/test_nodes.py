@@ -1,5 +1,6 @@
 """The configurations on several nodes: two of two ranks (one rank each where there are two or three
-ranks), joined by UCX over the loopback. Sums equal the reference's in the nodes' order, bit for bit.
+ranks), joined by UCX over the loopback. Sums equal the reference's in the nodes' order, bit for
+bit.
 
 TIDE_LONG_TESTS=1 runs all of them."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from tide import knobs, look
+from tide import look
 from tide.doctor import launches, paths
 
 
