@@ -91,8 +91,8 @@ Status EventBoard::mismatch(int node, uint64_t operation, const OperationState& 
           label_ + ": operation " + std::to_string(operation) + " differs: it is '" + state.what +
               "' with program " + hex(state.hash) + " here, and " + name_of(node) +
               " runs program " + hex(hash) +
-              " under this number; all ranks must make the same calls, of the same sizes, in the "
-              "same order"};
+              " under this number; all ranks must make the same calls in the same order, with the "
+              "same sizes"};
 }
 
 Status EventBoard::begin(uint64_t operation, uint64_t hash, const std::string& what) {

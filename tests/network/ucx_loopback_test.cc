@@ -294,7 +294,7 @@ TEST_F(UcxLoopback, DifferentProgramsAreNamedOnBothSides) {
   const Status here = group.at(1).wait(0, {EventKind::kConfirm, 1, 0, 0}, 1, guard_of());
   EXPECT_THAT(
       here.message(),
-      HasSubstr("'gather of layers.4' with program 000000000000000b here, but node 0 runs"));
+      HasSubstr("'gather of layers.4' with program 000000000000000b here, and node 0 runs"));
   const Status there = group.at(0).wait(1, {EventKind::kConfirm, 1, 0, 0}, 1, guard_of());
   EXPECT_THAT(there.message(), HasSubstr("node 1 reported: "));
 }
