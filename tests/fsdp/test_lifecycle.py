@@ -21,7 +21,7 @@ from tide.fsdp.plan import groups_of
 from tide.fsdp.record import record_of
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard, share_comm_ctx
-from trial import Setting, local
+from trial import TORCH, Setting, local
 
 
 def group_of(module: Any) -> Any:
@@ -40,7 +40,18 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     not hasattr(FSDPModule, "reset_iter_state"),
     reason="stock FSDP2 of this torch cannot recover from an exception",
 )
-@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "forward",
+        pytest.param(
+            "backward",
+            marks=pytest.mark.skipif(
+                TORCH < (2, 15), reason="stock FSDP2 of this torch goes on with other numbers"
+            ),
+        ),
+    ],
+)
 def test_training_goes_on_after_an_exception(where: str) -> None:
     """The failed step is lost, the next ones are those of a run without it."""
 
