@@ -147,5 +147,7 @@ def counters(group: dist.ProcessGroup | None = None) -> dict[str, int]:
 
 
 def written_bytes(before: dict[str, int], after: dict[str, int]) -> int:
-    """Bytes that this rank wrote into other ranks' memory between two readings of `counters`."""
-    return after.get("bytes_pushed", 0) - before.get("bytes_pushed", 0)
+    """Bytes that this rank wrote into other ranks' memory, on its node and on others, between two
+    readings of `counters`."""
+    names = ("bytes_pushed", "bytes_sent")
+    return sum(after.get(name, 0) - before.get(name, 0) for name in names)
