@@ -308,10 +308,10 @@ def test_one_rank_gives_what_nccl_gives(backend: str) -> None:
 def test_wait_orders_streams_and_does_not_block_the_host() -> None:
     """As a Work of NCCL: wait() makes the current stream wait, the host goes on."""
 
-    def steps(group: Any) -> tuple[list[bool], float]:
+    def steps(group: Any, cycles: int) -> tuple[list[bool], float]:
         tensor = torch.zeros(1 << 20)
         torch.cuda.synchronize()
-        torch.cuda._sleep(400_000_000)  # about 0.2 s
+        torch.cuda._sleep(cycles)
         tensor += 2
         work = dist.all_reduce(tensor, group=group, async_op=True)
         seen = [work.is_completed()]
@@ -334,7 +334,9 @@ def test_wait_orders_streams_and_does_not_block_the_host() -> None:
         nccl = dist.new_group(backend="nccl")
         for group in (nccl, dist.group.WORLD):  # communicators are made here
             dist.all_reduce(torch.zeros(1), group=group)
-        wanted, got = steps(nccl), steps(dist.group.WORLD)
+            steps(group, 1_000)  # what is loaded at its first use
+        # About two seconds, in which the host makes a few calls.
+        wanted, got = steps(nccl, 4_000_000_000), steps(dist.group.WORLD, 4_000_000_000)
         assert got == wanted
         assert wanted[0][0] is False and wanted[0][1] is False and wanted[1] == 4
 
