@@ -193,6 +193,8 @@ def play(round_: Round, number: int, rank: int, folder: Path, say: Any) -> str:
             if bad == "raise":
                 raise Mistake
             work.call(index, bad if bad in ("skip", "sizes") else "")
+        if round_.kind == "peace":
+            dist.barrier()  # nobody aborts what another one is still in
     except Mistake:
         message = "raised"
     except dist.DistBackendError as error:
