@@ -9,7 +9,6 @@ import math
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,7 +19,6 @@ from statistics import median
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from tide import look
@@ -28,6 +26,8 @@ from tide import look
 Json = dict[str, Any]
 SAVINGS = ("both", "gather", "reduce")
 """Settings of TIDE_FSDP whose savings are compared."""
+LONGEST_SECONDS = 900.0
+"""Of one launch; a longer one hangs."""
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
@@ -133,20 +133,18 @@ def run_ranks(ranks: int, settings: Json, environment: dict[str, str]) -> Json:
         folder = Path(name)
         command = look.torchrun(ranks, "-m", "tide.bench_ranks", name)
         sampler = MemorySampler(folder, ranks) if settings.get("memory") else None
+        log = folder / "log"
         if sampler:
             sampler.start()
-        done = subprocess.run(
-            [*command, json.dumps(settings)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
+        variables = {"OMP_NUM_THREADS": "1", **environment}
+        with look.Child([*command, json.dumps(settings)], variables, log) as child:
+            status = child.wait(LONGEST_SECONDS)
         if sampler:
             sampler.stop()
-        if done.returncode != 0:
-            raise click.ClickException(f"{ranks} ranks failed:\n{ranks_own_words(done.stderr)}")
+        if status != 0:
+            click.echo(ranks_own_words(log.read_text(errors="replace")), err=True)
+            how = f"ended with {status}" if status is not None else "did not end in time"
+            raise click.ClickException(f"{ranks} ranks of tide bench {how}; their words are above")
         result: Json = json.loads((folder / "result.json").read_text())
         if sampler:
             result["memory"] |= {
@@ -156,23 +154,23 @@ def run_ranks(ranks: int, settings: Json, environment: dict[str, str]) -> Json:
         return result
 
 
-def measure(ranks: int, cases: Sequence[str], settings: Json, console: Console) -> Json:
+def measure(ranks: int, cases: Sequence[str], settings: Json) -> Json:
     """All cases for one number of ranks."""
     result: Json = {}
     inner = [case for case in cases if case in ("gather", "reduce", "path")]
     for case in inner:
-        with console.status(f"{ranks} ranks: {case}"):
+        with look.ticking(f"{ranks} ranks: {case}"):
             result |= run_ranks(ranks, {**settings, "cases": [case]}, {})
     if "step" in cases:
         result["step"] = {}
         for setting in SAVINGS:
-            with console.status(f"{ranks} ranks: step, TIDE_FSDP={setting}"):
+            with look.ticking(f"{ranks} ranks: step, TIDE_FSDP={setting}"):
                 one = run_ranks(ranks, {**settings, "cases": ["step"]}, {"TIDE_FSDP": setting})
             result["step"][setting] = one["step"]
     if "memory" in cases:
         result["memory"] = {}
         for backend in ("gloo", "tide"):
-            with console.status(f"{ranks} ranks: memory, {backend}"):
+            with look.ticking(f"{ranks} ranks: memory, {backend}"):
                 one = run_ranks(ranks, {**settings, "memory": backend}, {})
             result["memory"][backend] = one["memory"]
     result = summarize(result)
@@ -263,11 +261,28 @@ def tables(report: Json) -> list[Table]:
 )
 @click.option("--repetitions", default=15, show_default=True, type=click.IntRange(1))
 @click.option(
-    "--operation-mib", default=32, show_default=True, help="Gathered size of the two collectives."
+    "--operation-mib",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Gathered size of the two collectives.",
 )
-@click.option("--path-mib", default=64, show_default=True, help="Size of the FSDP2 group.")
-@click.option("--seconds", default=8.0, show_default=True, help="Length of each memory run.")
+@click.option(
+    "--path-mib",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Size of the FSDP2 group.",
+)
+@click.option(
+    "--seconds",
+    default=8.0,
+    show_default=True,
+    type=click.FloatRange(min=0, max=LONGEST_SECONDS / 2),
+    help="Length of each memory run.",
+)
 @click.option("--out", default="tide-bench", show_default=True, help="Writes OUT.json and OUT.png.")
+@look.json_option
 def command(
     ranks: tuple[int, ...],
     cases: tuple[str, ...],
@@ -276,9 +291,18 @@ def command(
     path_mib: int,
     seconds: float,
     out: str,
+    as_json: bool,
 ) -> None:
-    """Compare tide with gloo on this machine, repetition by repetition in one run."""
-    console = Console()
+    """Compare tide with gloo on this machine, repetition by repetition in one run.
+
+    Shows medians as a table, and as a picture how many times faster than gloo; the JSON holds every
+    sample, the machine, versions and the command. Takes minutes; never a verdict.
+
+    \b
+        tide bench --ranks 4 --case path --repetitions 5
+    """
+    for suffix in (".json", ".png"):
+        look.writable(Path(f"{out}{suffix}"))
     settings = {
         "repetitions": repetitions,
         "operation_mib": operation_mib,
@@ -295,14 +319,19 @@ def command(
     }
     load = report["machine"]["load_before"]
     if load > 0.5:
-        console.print(
-            f"other work runs here (load {load:.1f}); ratios hold better than times", style="yellow"
+        click.echo(
+            f"other work runs here (load {load:.1f}); ratios hold better than times", err=True
         )
     for count in ranks:
-        report["ranks"][str(count)] = measure(count, cases, settings, console)
+        report["ranks"][str(count)] = measure(count, cases, settings)
     Path(f"{out}.json").write_text(json.dumps(report, indent=1) + "\n")
-    console.print(*tables(report))
     from tide import bench_picture
 
     drawn = bench_picture.paint(report, compared, Path(f"{out}.png"))
+    if as_json:
+        look.print_json(report)
+        return
+    console = look.console()
+    for table in tables(report):
+        console.print(table)
     console.print(f"written: {out}.json{f', {out}.png' if drawn else ''}")

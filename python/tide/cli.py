@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -41,11 +42,13 @@ class Verbs(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in sorted(VERBS.items())])
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Bad input: one sentence and 2. Ctrl-C and SIGTERM: the verb's contexts are left, then
-        130."""
+        """Bad input, and files that cannot be read or written: one sentence and 2. Ctrl-C, SIGTERM
+        and SIGHUP (a closed terminal): the verb's contexts are left, then 130."""
         extra["standalone_mode"] = False
-        with contextlib.suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+                with contextlib.suppress(ValueError):  # not the main thread
+                    signal.signal(number, signal.default_int_handler)
         try:
             status = super().main(args, *rest, **extra)
         except click.ClickException as error:
@@ -59,6 +62,12 @@ class Verbs(click.Group):
             # The reader (head, say) has gone; what is left in the buffer has no one to go to.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
+        except OSError as error:
+            if error.filename is None and error.errno != errno.ENOSPC:
+                raise
+            where = f"{error.filename}: " if error.filename is not None else ""
+            click.echo(f"tide: {where}{error.strerror}", err=True)
+            sys.exit(2)
         sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -42,8 +43,21 @@ def console() -> Console:
     return Console(width=min(WIDTH, wide.width) if wide.is_terminal else WIDTH, highlight=False)
 
 
+def json_text(value: Any) -> str:
+    """JSON that every reader takes: what is not finite becomes null."""
+    return json.dumps(finite(value), indent=1, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=1))
+    click.echo(json_text(value))
 
 
 class Progress:
@@ -103,18 +117,21 @@ def ticking(label: str) -> Iterator[Progress]:
 
 
 class Child:
-    """A program in a process group of its own, ended with all that it started.
+    """A program, ended with all that it started, also in process groups of their own.
 
-    Leaving the context ends it: SIGTERM, then SIGKILL after five seconds. A verb that gets SIGTERM
-    itself leaves its contexts as at Ctrl-C (`main` of tide.cli sees to that).
+    Leaving the context ends it: SIGTERM, then SIGKILL after five seconds or at the second Ctrl-C. A
+    verb that gets SIGTERM or SIGHUP itself leaves its contexts as at Ctrl-C (`main` of tide.cli
+    sees to that). What the program started is known by a variable that it inherits.
     """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
         self.log = log
+        self._mark = f"_TIDE_STARTED_BY={os.getpid()}.{time.monotonic_ns()}"
+        name, _, value = self._mark.partition("=")
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 command,
-                env={**os.environ, **environment},
+                env={**os.environ, **environment, name: value},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -135,17 +152,46 @@ class Child:
             return None
 
     def end(self) -> None:
-        for number, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-            deadline = time.monotonic() + patience
-            while time.monotonic() < deadline:
-                self.process.poll()
-                try:
-                    os.killpg(self.process.pid, 0)
-                except (ProcessLookupError, PermissionError):
-                    return
-                time.sleep(0.02)
+        gone = False
+        try:
+            gone = self._gone_after(signal.SIGTERM, 5.0)
+        finally:  # also at a second Ctrl-C, which ends the patience and goes on
+            if not gone:
+                self._gone_after(signal.SIGKILL, 5.0)
+
+    def _gone_after(self, number: signal.Signals, patience: float) -> bool:
+        """Signals the process group once and, at SIGKILL, whatever else carries the mark; whether
+        all are gone in time."""
+        deadline = time.monotonic() + patience
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+        while left := self._left():
+            if number == signal.SIGKILL:
+                for process in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, number)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _left(self) -> list[int]:
+        """The program, until it is reaped, and what carries its mark."""
+        own = [self.process.pid] if self.process.poll() is None else []
+        marked = [one for one in processes() if self._mark.encode() in environment_of(one)]
+        return own + marked
+
+
+def processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def environment_of(process: int) -> list[bytes]:
+    """What a process was started with; nothing where it has ended or is another user's."""
+    try:
+        return Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def torchrun(ranks: int, *program: str) -> list[str]:
@@ -172,6 +218,27 @@ def figure(path: Path, width: float, height: float, dpi: int = 130) -> Iterator[
             drawn.savefig(path, dpi=dpi)
         finally:
             plt.close(drawn)
+
+
+PICTURES = (".png", ".svg", ".pdf", ".jpg")
+
+
+def picture(path: Path) -> Path:
+    """`path`, once a picture can be painted there; BadInput where not."""
+    if path.suffix.lower() not in PICTURES:
+        raise BadInput(f"{path} names no picture: its name ends in one of {', '.join(PICTURES)}")
+    return writable(path)
+
+
+def folder(path: Path) -> Path:
+    """`path`, once it is a folder that files can be made in; BadInput where not."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"no folder can be made at {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise BadInput(f"nothing can be written in {path}")
+    return path
 
 
 def writable(path: Path) -> Path:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tide import parity
@@ -70,7 +74,36 @@ def test_lines_that_tell_a_loss(line: str, row: tuple[int, float]) -> None:
     assert (step, loss) == row
 
 
-@pytest.mark.parametrize("line", ["lossless codec 3", "step 3", "loss: nan", "glossy loss"])
+def test_losses_that_are_no_numbers_count() -> None:
+    recorder = Recorder()
+    recorder.line("step 1 loss 2.0")
+    recorder.line("step 2 loss nan")
+    recorder.line('{"step": 3, "loss": -Infinity}')
+    assert math.isnan(recorder.by_source["text"][1][1])
+    assert recorder.by_source["json"][0][1] == -math.inf
+
+
+def test_a_loss_that_is_not_finite_is_outside() -> None:
+    found = runs(2.02, 2.0)
+    found["tide"] = {**found["tide"], 3: math.nan}
+    verdict = compare.judge(found, "tide", ("stock 2", "stock, reordered"), 2, 0)
+    assert verdict.within is False and "tide is not finite at step 3" in verdict.sentence
+    found["stock 2"] = {**found["stock 2"], 1: math.inf}
+    verdict = compare.judge(found, "tide", ("stock 2", "stock, reordered"), 2, 0)
+    assert verdict.within is None and "stock 2 is not finite at step 1" in verdict.sentence
+
+
+def test_a_run_that_ends_early_is_outside() -> None:
+    found = runs(2.02, 2.0)
+    found["tide"] = {0: 2.0, 1: 2.0}
+    verdict = compare.judge(found, "tide", ("stock 2",), 2, 0)
+    assert verdict.within is False and "ended at step 1, the stock runs at 3" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["lossless codec 3", "step 3", "glossy loss", "step 3 val loss 2.5", '{"eval_loss": 1.0}'],
+)
 def test_lines_that_tell_none(line: str) -> None:
     recorder = Recorder()
     recorder.line(line)
@@ -80,6 +113,57 @@ def test_lines_that_tell_none(line: str) -> None:
 def test_log_outside_a_run_does_nothing() -> None:
     parity.log(1, 2.0)
     assert parity.current is None
+
+
+WAYS = """
+import json, os, sys
+import tide.parity
+way = sys.argv[1]
+for step in range(6):
+    loss = 1 / (step + 1)
+    if way == "print":
+        print("iteration", step, "| loss:", loss, "| val loss: 9", flush=True)
+    elif way == "json":
+        print(json.dumps({"step": step, "loss": loss}))
+    elif way == "file":
+        print("loss 7")  # the file is more explicit
+        with open(f"metrics.{os.environ['RANK']}.jsonl", "a") as file:
+            json.dump({"step": step, "loss": loss}, file)
+            file.write("\\n")
+    elif way == "callback":
+        print("loss 7")
+        tide.parity.log(step, loss)
+    elif way == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+        writer = SummaryWriter("events")
+        writer.add_scalar("loss/val", 9.0, step)
+        writer.add_scalar("loss/train", loss, global_step=step)
+"""
+
+
+def ways() -> list[Any]:
+    missing = find_spec("tensorboard") is None
+    absent = pytest.mark.skipif(missing, reason="the package tensorboard is not installed")
+    return ["print", "json", "file", "callback", pytest.param("tensorboard", marks=absent)]
+
+
+@pytest.mark.parametrize("way", ways())
+def test_ways_to_log(tmp_path: Path, way: str) -> None:
+    (tmp_path / "train.py").write_text(WAYS)
+    settings = {"backend": "", "stock": "", "seed": 1, "reordered": False, "symmetric": False}
+    command = [sys.executable, "-m", "tide.parity.rank", json.dumps(settings), str(tmp_path)]
+    done = subprocess.run(
+        [*command, "train.py", way],
+        cwd=tmp_path,
+        env={**os.environ, "RANK": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rank.0.json").read_text())["rows"]
+    assert [(step, loss) for step, loss, _ in rows] == [(i, 1 / (i + 1)) for i in range(6)]
 
 
 SCRIPT = """

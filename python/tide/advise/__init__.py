@@ -51,7 +51,7 @@ def command(
     from tide.advise import estimate, text
 
     if out is not None:
-        look.writable(out)
+        look.picture(out)
     if ((active or tokens) and not parameters) or (parameters and not tokens):
         raise look.BadInput("--parameters and --tokens belong together (--active is optional)")
     measured = [read(path) for path in files(traces)]

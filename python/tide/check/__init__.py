@@ -20,7 +20,7 @@ from tide import look, units
 Json = dict[str, Any]
 
 
-@click.command("check", context_settings={"ignore_unknown_options": True})
+@click.command("check")
 @click.argument("target")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--ranks", default=8, show_default=True, type=click.IntRange(2), help="Of the run.")
@@ -32,7 +32,13 @@ Json = dict[str, Any]
     show_default=True,
     help="Where the run would train.",
 )
-@click.option("--timeout", default=600.0, show_default=True, help="Seconds the script may take.")
+@click.option(
+    "--timeout",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds the script may take.",
+)
 @look.json_option
 def command(
     target: str,

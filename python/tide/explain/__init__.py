@@ -57,10 +57,43 @@ def read(dumps: tuple[Path, ...]) -> tuple[list[dict[str, Any]], list[Path]]:
     for path in paths:
         try:
             content = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             content = None
-        if isinstance(content, dict) and "tide" in content and isinstance(content["groups"], list):
+        if is_dump(content):
             found.append(content)
         else:
             foreign.append(path)
     return found, foreign
+
+
+def is_dump(content: Any) -> bool:
+    """Whether it has what `words` reads."""
+    if not isinstance(content, dict) or "tide" not in content:
+        return False
+    groups = content.get("groups")
+    return isinstance(groups, list) and all(map(is_record, groups))
+
+
+def is_record(record: Any) -> bool:
+    if not isinstance(record, dict) or not isinstance(record.get("group"), str):
+        return False
+    calls = record.get("operations")
+    return (
+        all(type(record.get(name)) is int for name in ("rank", "ranks"))
+        and isinstance(record.get("error"), str | None)
+        and isinstance(calls, list)
+        and all(map(is_call, calls))
+    )
+
+
+def is_call(call: Any) -> bool:
+    return (
+        isinstance(call, dict)
+        and all(isinstance(call.get(name), str) for name in ("kind", "subject", "state"))
+        and all(isinstance(call.get(name), int | float) for name in ("sequence", "microseconds"))
+        and all(isinstance(call.get(name), str | None) for name in ("waiting", "error"))
+        and all(
+            isinstance(call.get(name, 0), int)
+            for name in ("longest_for_rank", "waited_microseconds")
+        )
+    )

@@ -27,13 +27,13 @@ def log(step: int, loss: float) -> None:
         current.add("callback", int(step), float(loss))
 
 
-@click.command("parity", context_settings={"ignore_unknown_options": True})
+@click.command("parity")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--ranks", default=2, show_default=True, type=click.IntRange(1), help="On this host.")
 @click.option("--stock", default="", help="Backend of the stock runs  [the script's own]")
 @click.option("--also", default="", help="A fourth run: another backend's name, or symmmem.")
-@click.option("--seed", default=1, show_default=True)
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0, (1 << 32) - 1))
 @click.option("--window", default=50, show_default=True, type=click.IntRange(1), help="Steps.")
 @click.option("--from-step", type=click.IntRange(0), help="First step compared  [half of all]")
 @click.option(
@@ -72,8 +72,7 @@ def command(
 
     if not script.is_file():
         raise look.BadInput(f"there is no script {script}")
-    if out.exists() and not out.is_dir():
-        raise look.BadInput(f"{out} is no folder")
+    look.folder(out)
     plan = runs.Plan(script, arguments, ranks, stock, also, seed, out)
     found = runs.everything(plan)
     result = show.judged(found, window, from_step)

@@ -12,10 +12,14 @@ a + b = b + a, and a half is exact) there is none, and nothing is divided by it.
 
 A difference of less than a millionth is rounding of the loss itself (fp32 has seven digits), and is
 within whatever the yardstick.
+
+A loss that is not finite where that of the stock runs is, and a run that ends before them, are
+outside, however near the other steps are.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 Losses = dict[int, float]
@@ -33,30 +37,57 @@ class Verdict:
 def moving_means(losses: Losses, window: int, first: int) -> Losses:
     """At each step from `first` on the mean of the last `window` logged losses."""
     steps = sorted(losses)
-    result = {}
-    total = 0.0
-    for at, step in enumerate(steps):
-        total += losses[step]
-        if at >= window:
-            total -= losses[steps[at - window]]
-        if at + 1 >= window and step >= first:
-            result[step] = total / window
-    return result
+    return {
+        step: sum(losses[one] for one in steps[at + 1 - window : at + 1]) / window
+        for at, step in enumerate(steps)
+        if at + 1 >= window and step >= first
+    }
 
 
 def distance(run: Losses, reference: Losses, window: int, first: int) -> float:
-    """The largest relative difference of the moving means where both have one; 0 for none."""
+    """The largest relative difference of the moving means where both have one; 0 for none.
+    Infinite where a mean is not finite."""
     if run == reference:
         return 0.0
     mine, other = (moving_means(one, window, first) for one in (run, reference))
-    common = mine.keys() & other.keys()
-    return max((abs(mine[s] - other[s]) / max(abs(other[s]), 1e-12) for s in common), default=0.0)
+    return max((relative(mine[s], other[s]) for s in mine.keys() & other.keys()), default=0.0)
+
+
+def relative(value: float, reference: float) -> float:
+    apart = abs(value - reference) / max(abs(reference), 1e-12)
+    return apart if math.isfinite(apart) else math.inf
+
+
+def not_finite(losses: Losses) -> int | None:
+    """The first step whose loss is not finite."""
+    return min((step for step, loss in losses.items() if not math.isfinite(loss)), default=None)
+
+
+def incomparable(runs: dict[str, Losses], name: str, yardsticks: tuple[str, ...]) -> Verdict | None:
+    """A verdict where arithmetic has nothing to say."""
+    for stock in ("stock 1", *yardsticks):
+        step = not_finite(runs[stock])
+        if step is not None:
+            why = f"the loss of {stock} is not finite at step {step}: nothing can be compared"
+            return Verdict(None, math.inf, math.inf, why)
+    step = not_finite(runs[name])
+    if step is not None:
+        why = f"the loss of {name} is not finite at step {step}, that of the stock runs is: outside"
+        return Verdict(False, math.inf, 0.0, why)
+    ends = {max(runs[stock]) for stock in ("stock 1", *yardsticks)}
+    if max(runs[name]) < min(ends):
+        why = f"{name} ended at step {max(runs[name])}, the stock runs at {min(ends)}: outside"
+        return Verdict(False, math.inf, 0.0, why)
+    return None
 
 
 def judge(
     runs: dict[str, Losses], name: str, yardsticks: tuple[str, ...], window: int, first: int
 ) -> Verdict:
     """`runs` holds "stock 1" and those named."""
+    refused = incomparable(runs, name, yardsticks)
+    if refused is not None:
+        return refused
     reference = runs["stock 1"]
     own = distance(runs[name], reference, window, first)
     for yardstick in yardsticks:

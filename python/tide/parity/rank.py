@@ -9,6 +9,8 @@ symmetric memory). Writes FOLDER/rank.N.json.
 
 from __future__ import annotations
 
+import builtins
+import io
 import json
 import os
 import random
@@ -22,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from tide import parity
-from tide.parity.recorder import Recorder, Tee
+from tide.parity.recorder import Recorder, Tee, listen
 
 
 def replace(owner: Any, name: str, value: Any) -> None:
@@ -108,6 +110,20 @@ def watch_tensorboard(recorder: Recorder) -> None:
     replace(SummaryWriter, "add_scalar", add)
 
 
+def watch_files(recorder: Recorder) -> None:
+    """JSON lines that the script writes to a file of its own."""
+    original = io.open
+
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        made = original(file, mode, *args, **kwargs)
+        if str(file).endswith((".jsonl", ".ndjson")) and mode[:1] in ("w", "a", "x"):
+            listen(made, recorder)
+        return made
+
+    for module in (builtins, io):
+        replace(module, "open", opened)
+
+
 def main() -> None:
     settings, folder, script = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     sys.argv = sys.argv[3:]
@@ -120,6 +136,7 @@ def main() -> None:
     if settings["symmetric"]:
         symmetric()
     watch_tensorboard(recorder)
+    watch_files(recorder)
     random.seed(settings["seed"])
     torch.manual_seed(settings["seed"])
     if "numpy" in sys.modules:

@@ -47,7 +47,6 @@ class Plan:
 
 def everything(plan: Plan) -> dict[str, Json]:
     """Name of a run -> its result; kept ones are read."""
-    plan.out.mkdir(parents=True, exist_ok=True)
     found = {name: one(plan, name) for name in ("stock 1", "stock 2", "tide")}
     if losses(found["stock 1"]) == losses(found["stock 2"]):
         found["stock, reordered"] = one(plan, "stock, reordered")

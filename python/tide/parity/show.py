@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ def judged(found: dict[str, Json], window: int, from_step: int | None) -> Json:
     series = {name: losses(result) for name, result in found.items()}
     steps = sorted(series["stock 1"])
     first = from_step if from_step is not None else steps[len(steps) // 2]
+    if first > steps[-1]:
+        raise look.BadInput(f"--from-step {first} is past the last logged step, {steps[-1]}")
     window = min(window, max(1, len(steps) // 2))
     yardsticks = tuple(n for n in ("stock 2", "stock, reordered") if n in found)
     verdict = compare.judge(series, "tide", yardsticks, window, first)
@@ -74,7 +75,7 @@ def text(result: Json, out: Path) -> str:
 
 
 def save(result: Json, found: dict[str, Json], out: Path) -> None:
-    (out / "parity.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / "parity.json").write_text(look.json_text(result) + "\n")
     window, first = result["window"], result["from_step"]
     with look.figure(out / "parity.png", 10, 6) as drawn:
         above, below = drawn.subplots(2, 1, sharex=True, height_ratios=[1.4, 1])

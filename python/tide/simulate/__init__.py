@@ -75,13 +75,13 @@ def command(
     from tide.simulate import clusters, models, paper, run, text
 
     if show_constants:
-        text.show_constants()
+        text.show_constants(as_json)
         return 0
     if show_paper:
         paper.show(as_json)
         return 0
     if out is not None:
-        look.writable(out)
+        look.picture(out)
     cluster = clusters.find(cluster_name)
     nodes, local_ranks = clusters.nodes_of(cluster, gpus)
     model = models.find(model_name)

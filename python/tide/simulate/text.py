@@ -77,7 +77,12 @@ def collectives(question: Question, found: list[Answer]) -> Any:
     return made
 
 
-def show_constants() -> None:
+def show_constants(as_json: bool) -> None:
+    if as_json:
+        names = ("constant", "value", "unit", "source")
+        rows = [dict(zip(names, row, strict=True)) for row in native().cost_constants()]
+        look.print_json({"constants": rows})
+        return
     made = table("What simulated numbers stand on", "constant", "value", "", "where it is from")
     made.columns[2].justify = made.columns[3].justify = "left"
     for name, value, unit, source in native().cost_constants():
