@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tide.advise import estimate, measure, read, spans, stream
-from tide.look import BadInput
+from tide.advise import estimate, measure, read, spans
 
 STEP = 1000.0  # microseconds
 
@@ -123,63 +122,11 @@ def test_shares_by_size() -> None:
     assert estimate.ratio_shares(30e9, 3e9, 32768)[1] == pytest.approx(10 * most)
 
 
-@pytest.mark.parametrize("cut", [0.3, 0.6, 0.95])
-@pytest.mark.parametrize("zipped", [False, True])
-def test_a_trace_that_ends_early(tmp_path: Path, cut: float, zipped: bool) -> None:
-    random.seed(1)
-    noise = [event("python_function", f"{random.random()}", 5e12 + i, 1) for i in range(3000)]
-    data = trace(gpu_step(5e12, 1) + noise).encode()
-    data = gzip.compress(data) if zipped else data
-    (tmp_path / "t.json").write_bytes(data[: int(len(data) * cut)])
-    result = read(tmp_path / "t.json")
-    assert result.resident["gather"] == near(200)
-    assert any("ends early" in note for note in result.notes)
-
-
-def test_an_event_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
-    text = gpu_trace().replace('"sm90_gemm"', '"sm90\\xgemm"', 1)
-    (tmp_path / "t.json").write_text(text)
-    result = read(tmp_path / "t.json")
-    assert result.notes == ["1 events cannot be read and are left out"]
-    assert result.steps == 2 and result.resident["reduce"] == near(100)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "no chrome trace"),
-        (b"hello", "begins with 'hello'"),
-        (b"{}", "no list traceEvents"),
-        (b'{"a": [1, 2]}', "no list traceEvents"),
-        (b"\x89PNG\r\n\x1a\n", "no chrome trace"),
-        (b"\x1f\x8bnot gzip at all", "no chrome trace"),
-    ],
-)
-def test_foreign_files(tide, tmp_path: Path, content: bytes, said: str) -> None:
-    (tmp_path / "t.json").write_bytes(content)
-    with pytest.raises(BadInput, match=said):
-        read(tmp_path / "t.json")
-    if content in (b"", b"hello"):
-        done = tide("advise", "t.json")
-        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-
-
 def test_bare_lists_and_traces_without_fsdp(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(json.dumps([event("kernel", "gemm", 0, 10)]))
     result = read(tmp_path / "t.json")
     assert result.step == near(10)
     assert estimate.verdict(result, estimate.gain(result), 0.03)[0] == "nothing"
-
-
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(stream, "CHUNK_BYTES", 1 << 14)
-    noise = [event("python_function", "x" * 100, 5e12 + i, 1) for i in range(20000)]
-    (tmp_path / "t.json").write_text(trace(gpu_step(5e12, 1) + noise))
-    largest = 0
-    with stream.Trace(tmp_path / "t.json") as opened:
-        for _ in opened.events():
-            largest = max(largest, len(opened._buffer))
-    assert largest < 4 * (1 << 14)
 
 
 def test_spans_against_a_grid() -> None:

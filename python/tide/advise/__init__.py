@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ def command(
 
     if out is not None:
         look.picture(out)
+    given = [threshold, *(one for one in (parameters, active, tokens) if one is not None)]
+    if not all(map(math.isfinite, given)):
+        raise look.BadInput("--threshold, --parameters, --active and --tokens are finite numbers")
     if ((active or tokens) and not parameters) or (parameters and not tokens):
         raise look.BadInput("--parameters and --tokens belong together (--active is optional)")
     measured = [read(path) for path in files(traces)]

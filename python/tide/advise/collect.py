@@ -1,15 +1,17 @@
 """One pass over a trace: keeps a few numbers of the events that matter, forgets the rest.
 
-A million kernels take about 60 MB; everything else of a trace, whatever its size, takes none.
+A kernel with its launch takes about 60 bytes; what is no kernel takes none, whatever its size.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
 from tide.advise.stream import Event, Trace
+from tide.look import BadInput
 
 COMMUNICATION = ("nccl", "rccl", "nvshmem", "mscclpp", "oneccl")
 COLLECTIVES = (
@@ -48,9 +50,8 @@ class Table:
     _index: dict[str, int] = field(default_factory=dict)
 
     def add(self, event: Event, name: str, **more: float) -> None:
-        begin = float(event["ts"])
-        self.begin.append(begin)
-        self.end.append(begin + float(event.get("dur") or 0))
+        self.begin.append(event["ts"])
+        self.end.append(event["ts"] + event["dur"])
         if name not in self._index and len(self.names) < 65535:
             self._index[name] = len(self.names)
             self.names.append(name)
@@ -60,6 +61,21 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.begin)
+
+
+@dataclass
+class Launches:
+    """Columns of equal length: what a launch has in common with its kernel, when, on which
+    thread."""
+
+    correlation: array[int] = field(default_factory=lambda: array("q"))
+    time: array[float] = field(default_factory=lambda: array("d"))
+    thread: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, correlation: int, event: Event) -> None:
+        self.correlation.append(correlation)
+        self.time.append(event["ts"])
+        self.thread.append(thread(event))
 
 
 @dataclass
@@ -73,9 +89,7 @@ class Collected:
     sms: int = 0
     device: str = ""
     kernels: Table = field(default_factory=Table)
-    launches: dict[int, tuple[float, int]] = field(
-        default_factory=dict
-    )  # correlation: time, thread
+    launches: Launches = field(default_factory=Launches)
     copies: Table = field(default_factory=Table)  # CPU operations
     ranges: Table = field(default_factory=Table)  # FSDP2's annotations
     waits: Table = field(default_factory=Table)  # collectives of CPU backends
@@ -85,6 +99,7 @@ class Collected:
     fsdp1: int = 0
     tide: int = 0
     events: int = 0
+    timed: int = 0
     truncated: bool = False
     broken: int = 0
 
@@ -93,11 +108,31 @@ def collect(trace: Trace) -> Collected:
     found = Collected(str(trace.path))
     for event in trace.events():
         found.events += 1
-        if event.get("ph") != "X" or not isinstance(event.get("ts"), int | float):
-            continue
-        take(found, event)
+        if event.get("ph") == "X" and regular(event):
+            found.timed += 1
+            take(found, event)
+    if not found.timed:
+        raise BadInput(f"{trace.path} holds no event that says when it was")
     finish(found, trace)
     return found
+
+
+def regular(event: Event) -> bool:
+    """Whether it says when it was; then its times are numbers, and args an object."""
+    begin, length = number(event.get("ts")), number(event.get("dur") or 0)
+    event["ts"], event["dur"] = begin, length if length is not None and length > 0 else 0.0
+    if not isinstance(event.get("args"), dict):
+        event["args"] = {}
+    return begin is not None
+
+
+def number(value: Any) -> float | None:
+    """Some writers put numbers in quotes."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
 
 
 def take(found: Collected, event: Event) -> None:
@@ -106,9 +141,9 @@ def take(found: Collected, event: Event) -> None:
     if kind == "kernel":
         take_kernel(found, event, name)
     elif kind in ("cuda_runtime", "cuda_driver", "runtime"):
-        correlation = (event.get("args") or {}).get("correlation")
-        if isinstance(correlation, int) and ("Launch" in name or "launch" in name):
-            found.launches[correlation] = (float(event["ts"]), thread(event))
+        correlation = correlation_of(event)
+        if correlation >= 0 and ("Launch" in name or "launch" in name):
+            found.launches.add(correlation, event)
     elif kind == "cpu_op" or kind == "operator":
         span(found, event)
         if name in COPIES:
@@ -121,8 +156,7 @@ def take(found: Collected, event: Event) -> None:
 
 def take_annotation(found: Collected, event: Event, name: str) -> None:
     if name.startswith("ProfilerStep"):
-        begin = float(event["ts"])
-        found.steps.setdefault(name, (begin, begin + float(event.get("dur") or 0)))
+        found.steps.setdefault(name, (event["ts"], event["ts"] + event["dur"]))
     elif name.startswith(FSDP):
         found.ranges.add(event, name[len(FSDP) :], thread=thread(event))
     elif name.startswith("gloo:"):
@@ -135,28 +169,28 @@ def take_annotation(found: Collected, event: Event, name: str) -> None:
 
 def take_kernel(found: Collected, event: Event, name: str) -> None:
     span(found, event)
-    arguments = event.get("args") or {}
+    arguments = event["args"]
     lower = name.lower()
     communicates = any(word in lower for word in COMMUNICATION)
     kind = collective(str(arguments.get("Collective name") or name)) if communicates else COMPUTE
     if not communicates:
         kind = next((kind for word, kind in COPY_KERNELS if word in lower), COMPUTE)
     blocks = 1
-    for part in arguments.get("grid") or ():
-        blocks *= int(part) if isinstance(part, int | float) else 1
-    correlation = arguments.get("correlation")
-    found.kernels.add(
-        event,
-        kind,
-        blocks=blocks,
-        correlation=correlation if isinstance(correlation, int) else -1,
-    )
+    grid = arguments.get("grid")
+    for part in grid if isinstance(grid, list) else ():
+        blocks *= max(1, int(number(part) or 1))
+    found.kernels.add(event, kind, blocks=blocks, correlation=correlation_of(event))
+
+
+def correlation_of(event: Event) -> int:
+    """-1 where there is none."""
+    value = event["args"].get("correlation")
+    return value if isinstance(value, int) and 0 <= value < 1 << 53 else -1
 
 
 def span(found: Collected, event: Event) -> None:
-    begin = float(event["ts"])
-    found.first = min(found.first, begin)
-    found.last = max(found.last, begin + float(event.get("dur") or 0))
+    found.first = min(found.first, event["ts"])
+    found.last = max(found.last, event["ts"] + event["dur"])
 
 
 def collective(name: str) -> str:
@@ -169,16 +203,20 @@ def collective(name: str) -> str:
 
 def thread(event: Event) -> int:
     value = event.get("tid")
-    return value if isinstance(value, int) else hash(value) % (1 << 31)
+    return (
+        value if isinstance(value, int) and abs(value) < 1 << 53 else hash(str(value)) % (1 << 31)
+    )
 
 
 def finish(found: Collected, trace: Trace) -> None:
     found.truncated, found.broken = trace.truncated, trace.broken
     information = trace.header.get("distributedInfo")
     if isinstance(information, dict):
-        found.rank, found.ranks = information.get("rank"), information.get("world_size")
+        rank, ranks = information.get("rank"), information.get("world_size")
+        found.rank = rank if isinstance(rank, int) else None
+        found.ranks = ranks if isinstance(ranks, int) else None
         found.backend = str(information.get("backend", ""))
     devices = trace.header.get("deviceProperties")
     if isinstance(devices, list) and devices and isinstance(devices[0], dict):
-        found.sms = int(devices[0].get("numSms") or 0)
+        found.sms = max(0, int(number(devices[0].get("numSms")) or 0))
         found.device = str(devices[0].get("name", ""))

@@ -128,15 +128,27 @@ def within(
 def gpu_kinds(found: Collected) -> tuple[Names, Names, Table]:
     """Kind and module of each kernel."""
     kinds = names(found.kernels).astype("U24")
-    launches = [
-        found.launches.get(int(c), (-1.0, -1)) for c in found.kernels.more.get("correlation", ())
-    ]
-    launched = np.array(launches, dtype=np.float64).reshape(-1, 2)
-    copies = within(found.copies, launched[:, 0], launched[:, 1])
+    times, threads = launched(found)
+    copies = within(found.copies, times, threads)
     copy_kinds = names(found.copies)
     inside = (copies >= 0) & (kinds == COMPUTE)
     kinds[inside] = copy_kinds[copies[inside]] if len(copy_kinds) else COMPUTE
-    return kinds, module_names(found, launched[:, 0], launched[:, 1]), found.kernels
+    return kinds, module_names(found, times, threads), found.kernels
+
+
+def launched(found: Collected) -> tuple[Numbers, Numbers]:
+    """When and on which thread each kernel was launched; -1, -1 where the trace does not say."""
+    asked = np.asarray(found.kernels.more.get("correlation", ()), dtype=np.int64)
+    known = np.asarray(found.launches.correlation, dtype=np.int64)
+    if not len(known):
+        return np.full(len(asked), -1.0), np.full(len(asked), -1.0)
+    order = np.argsort(known, kind="stable")
+    at = order[np.minimum(np.searchsorted(known, asked, sorter=order), len(known) - 1)]
+    hit = known[at] == asked
+    times, threads = (
+        np.asarray(column)[at] for column in (found.launches.time, found.launches.thread)
+    )
+    return np.where(hit, times, -1.0), np.where(hit, threads, -1.0)
 
 
 def cpu_kinds(found: Collected) -> tuple[Names, Names, Table]:

@@ -8,6 +8,7 @@ skipped and counted. What is no trace at all raises `look.BadInput`.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import re
 import zlib
@@ -19,7 +20,10 @@ from tide.look import BadInput
 
 CHUNK_BYTES = 1 << 20  # of the file; unzipped it may be thirty times as much
 ZLIB_GZIP = 31
+GZIP = b"\x1f\x8b"
+LARGEST_READ = 8 << 20  # bytes, of unzipped data at once
 LARGEST_VALUE = 64 << 20  # characters; no event or header value is larger
+LONGEST_GAP = 4096  # characters between two events
 SPACE = re.compile(r"[\s,]*")
 NEXT_EVENT = re.compile(r"[}\]]\s*,\s*(?=\{)")
 Event = dict[str, Any]
@@ -35,16 +39,17 @@ class Trace:
         self.broken = 0
         self._tick = tick
         self._decode = json.JSONDecoder(strict=False).raw_decode
-        self._text = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = codecs.getincrementaldecoder("utf-8-sig")("replace")
         self._buffer, self._at, self._ended = "", 0, False
         try:
             self._size = max(1, path.stat().st_size)
             self._raw: IO[bytes] = path.open("rb")
         except OSError as error:
             raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-        zipped = self._raw.read(2) == b"\x1f\x8b"
+        zipped = self._raw.read(2) == GZIP
         self._raw.seek(0)
         self._unzip = zlib.decompressobj(ZLIB_GZIP) if zipped else None
+        self._zipped = b""  # read and not unzipped yet
 
     def __enter__(self) -> Trace:
         return self
@@ -60,7 +65,10 @@ class Trace:
             return
         if first != "{":
             shown = self._buffer[self._at : self._at + 20]
-            raise BadInput(f"{self.path} is no chrome trace: it begins with {shown!r}")
+            what = f"it begins with {shown!r}" if shown else "there is nothing in it"
+            if self.truncated:
+                what = "its gzip data cannot be read"
+            raise BadInput(f"{self.path} is no chrome trace: {what}")
         self._at += 1
         found = False
         while (character := self._peek()) and character != "}":
@@ -102,6 +110,8 @@ class Trace:
                 if self._ended or rest > LARGEST_VALUE or not near_end:
                     return None
                 self._more()
+            except RecursionError:
+                return None
 
     def _resume(self) -> bool:
         """After what cannot be read: to the next event, if there is one."""
@@ -114,6 +124,7 @@ class Trace:
             if self._ended:
                 self.truncated = True
                 return False
+            self._at = max(self._at, len(self._buffer) - LONGEST_GAP)
             self._more()
 
     def _peek(self) -> str:
@@ -136,19 +147,32 @@ class Trace:
 
     def _read(self) -> bytes:
         """The next bytes, unzipped; none at the end. What a torn gzip file still gives is given."""
-        while raw := self._raw.read(CHUNK_BYTES):
-            if self._unzip is None:
-                return raw
-            data = b""
-            try:
-                while raw:
-                    data += self._unzip.decompress(raw)
-                    raw = self._unzip.unused_data
-                    if self._unzip.eof:  # one member of several
-                        self._unzip = zlib.decompressobj(ZLIB_GZIP)
-            except zlib.error:
-                self.truncated = True
-                self._raw.seek(0, 2)
+        if self._unzip is None:
+            return self._raw.read(CHUNK_BYTES)
+        while raw := self._zipped or self._raw.read(CHUNK_BYTES):
+            if self._unzip.eof:  # one member of several; what else follows a member is padding
+                if not raw.startswith(GZIP):
+                    return b""
+                self._unzip = zlib.decompressobj(ZLIB_GZIP)
+            data = self._unzipped(raw)
             if data:
                 return data
+        self.truncated |= not self._unzip.eof
         return b""
+
+    def _unzipped(self, raw: bytes) -> bytes:
+        assert self._unzip is not None
+        before = self._unzip.copy()
+        try:
+            data = self._unzip.decompress(raw, LARGEST_READ)
+            self._zipped = self._unzip.unconsumed_tail or self._unzip.unused_data
+            return data
+        except zlib.error:
+            self.truncated = True
+            self._zipped = b""
+            self._raw.seek(0, 2)
+        data = b""
+        with contextlib.suppress(zlib.error):
+            for byte in raw:  # as far as it goes
+                data += before.decompress(bytes([byte]))
+        return data

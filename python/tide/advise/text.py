@@ -22,7 +22,8 @@ def report(measured: Measured, won: Gain, said: str, refused: list[str]) -> str:
     row("a step", step)
     for kind, seconds in sorted(measured.copies.items()):
         row(f"layout copies: {kind}", seconds)
-    row("  of them nothing hides", measured.exposed_copies)
+    if measured.copies:
+        row("  of them nothing hides", measured.exposed_copies)
     for kind, seconds in sorted(measured.resident.items()):
         held = measured.sm_seconds.get(kind)
         row(f"communication: {kind}", seconds, f"{held:.2f} SM*s" if held else "")
@@ -45,12 +46,15 @@ def report(measured: Measured, won: Gain, said: str, refused: list[str]) -> str:
 
 
 def heading(measured: Measured) -> str:
-    parts = [measured.path[-60:]]
+    parts = []
     if measured.rank is not None:
         parts.append(f"rank {measured.rank} of {measured.ranks}")
-    parts.append(measured.device or ("GPU" if measured.on_gpu else "CPU"))
-    parts.append(f"{measured.steps} steps")
-    return ", ".join(parts)
+    parts.append((measured.device or ("GPU" if measured.on_gpu else "CPU"))[:40])
+    parts.append(f"{measured.steps} step{'s' if measured.steps > 1 else ''}")
+    what = ", ".join(parts)
+    room = WIDTH - len(what) - 2
+    path = measured.path
+    return f"{path if len(path) <= room else '…' + path[1 - room :]}, {what}"
 
 
 def ranks(all_measured: list[Measured]) -> str:

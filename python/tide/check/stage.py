@@ -186,7 +186,8 @@ def perform(target: str, arguments: list[str]) -> Any:
     except Exception as error:
         traceback.print_exc()
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if "site-packages" not in f.filename and __file__ != f.filename]
+        foreign = ("site-packages", "<frozen ", __file__)
+        own = [f for f in frames if not any(name in f.filename for name in foreign)]
         where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
         what = " ".join(str(error).split())[:300]
         return f"it raised {type(error).__name__}{where} before its first forward: {what}"
