@@ -15,15 +15,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+Result = TypeVar("Result")
 WIDTH = 100
 PATIENCE_SECONDS = 2.0
 COLOURS = {"tide": "#00798c", "stock": "#edae49", "other": "#8d96a3", "bad": "#d1495b"}
@@ -114,6 +115,27 @@ def ticking(label: str) -> Iterator[Progress]:
         finally:
             over.set()
             thread.join()
+
+
+def interruptible(call: Callable[[], Result]) -> Result:
+    """What `call` returns or raises. It runs on a thread of its own, so that Ctrl-C ends the verb
+    also while it stands in code that does not listen."""
+    done: list[Result] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(call())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if failed:
+        raise failed[0]
+    return done[0]
 
 
 class Child:

@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import platform
+import socket
 import sys
 from typing import Any
 
@@ -166,3 +167,31 @@ exec {sys.executable} -m tide.cli doctor --json
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["differences"] == ["knobs.TIDE_FSDP: both on rank 0; gather on rank 1"]
+
+
+def test_a_rank_that_never_comes_is_named(tide) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    launch = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = tide("doctor", "--json", "--timeout", "1", **launch)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["differences"] == [
+        "ranks 1-2 sent nothing: not started, or stuck before it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("launch", "said"),
+    [
+        ({"RANK": "1"}, "do not say where"),
+        ({"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "soon"}, "do not say where"),
+        ({"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}, "do not say where"),
+        ({"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "out of reach"),
+    ],
+)
+def test_a_launch_without_a_store(tide, launch: dict[str, str], said: str) -> None:
+    done = tide("doctor", "--timeout", "1", WORLD_SIZE="2", **launch)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith("tide: ") and said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -65,7 +65,7 @@ def command(as_json: bool, timeout: float) -> int:
     rank, ranks = launch.get("rank", 0), launch.get("ranks", 1)
     different: list[str] = []
     if ranks > 1:
-        received = launches.exchange(facts, rank, ranks, timeout)
+        received = look.interruptible(lambda: launches.exchange(facts, rank, ranks, timeout))
         if rank != 0:
             return 0
         different = launches.differences(received)

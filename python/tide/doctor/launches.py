@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections import defaultdict
 from datetime import timedelta
 from typing import Any
+
+from tide.look import BadInput
 
 Facts = dict[str, Any]
 
@@ -24,11 +27,10 @@ OWN_TO_A_HOST = {"host.name", "host.boot", "launch.host"}
 
 def exchange(facts: Facts, rank: int, ranks: int, seconds: float) -> list[Facts | None]:
     """On rank 0 the facts of all ranks, None for those that sent none in time; elsewhere an empty
-    list, once rank 0 has read (or its time is over)."""
-    import torch.distributed as dist
+    list, once rank 0 has read (or its time is over).
 
-    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
-    store = dist.PrefixStore("tide-doctor/", store)
+    Raises BadInput where the launch names no store, or none can be reached."""
+    store = store_of_launch(rank, seconds)
     store.set(f"facts/{rank}", json.dumps(facts))
     if rank != 0:
         with contextlib.suppress(RuntimeError, ValueError):
@@ -51,6 +53,29 @@ def exchange(facts: Facts, rank: int, ranks: int, seconds: float) -> list[Facts 
             break
         time.sleep(0.1)
     return received
+
+
+def store_of_launch(rank: int, seconds: float) -> Any:
+    """torchrun's, or one that rank 0 serves. It waits for nobody, so that who is missing can be
+    named."""
+    import torch.distributed as dist
+
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not address or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise BadInput(
+            "WORLD_SIZE says that there are other ranks, but MASTER_ADDR and MASTER_PORT do not say "
+            "where"
+        )
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    patience = timedelta(seconds=seconds)
+    try:
+        store = dist.TCPStore(address, int(port), None, serves, patience, wait_for_workers=False)
+    except RuntimeError as error:
+        why = str(error).splitlines()[0]
+        raise BadInput(
+            f"the store of this launch, {address}:{port}, is out of reach: {why}"
+        ) from None
+    return dist.PrefixStore("tide-doctor/", store)
 
 
 def differences(all_facts: list[Facts | None]) -> list[str]:
