@@ -43,13 +43,16 @@ def test_bench_of_the_collectives(tmp_path: Path) -> None:
         assert set(result["path"][direction]) == {"gloo", "tide"}
     assert (tmp_path / "small.png").read_bytes().startswith(PNG)
     assert "coalesced all-gather" in out
+    assert max(map(len, out.splitlines())) <= 100
 
 
 @pytest.mark.timeout(300)
 def test_bench_of_memory(tmp_path: Path) -> None:
     small = ["--ranks", "2", "--seconds", "1", "--case", "memory", "--out", "small"]
-    run("-m", "tide.cli", "bench", *small, folder=tmp_path)
-    memory = json.loads((tmp_path / "small.json").read_text())["ranks"]["2"]["memory"]
+    out = run("-m", "tide.cli", "bench", *small, "--json", folder=tmp_path)
+    report = json.loads(out)
+    assert report == json.loads((tmp_path / "small.json").read_text())
+    memory = report["ranks"]["2"]["memory"]
     for backend in ("gloo", "tide"):
         assert memory[backend]["steps"] >= 1
         assert memory[backend]["readings"] >= 1

@@ -60,6 +60,8 @@ def test_on_a_device_that_is_not_here(tide, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = tide("check", "train.py", "--device", "cuda", "--ranks", "16", "--json", "--", "nccl")
     found = json.loads(done.stdout)
+    text = tide("check", "train.py", "--device", "cuda", "--ranks", "16", "--", "nccl").stdout
+    assert "4 of 4 groups on tide" in text and max(map(len, text.splitlines())) <= 100
     assert len(found["groups"]) == 4
     assert found["ranks"] == 16
 

@@ -40,6 +40,7 @@ GOOD: dict[str, Any] = {
         "nvidia_peermem": False,
     },
     "environment": {},
+    "knobs": {"TIDE_FSDP": "both", "TIDE_MULTICAST": "auto"},
 }
 ALL = paths.Build(devices=("cpu", "cuda"), hosts=("cpu", "cuda"), multicast=True)
 
@@ -66,13 +67,14 @@ def test_a_machine_with_everything_takes_the_best_paths() -> None:
     ("path", "value", "ladder", "rung"),
     [
         ("versions/tide extension", "unusable: built for torch 2.14", 0, 1),
+        ("knobs/TIDE_FSDP", "0", 0, 1),
         ("host/open files", 64, 0, 1),
         ("gpus/devices", [GPU, GPU, {**GPU, "multicast": 0}], 1, 1),
         ("gpus/devices", [GPU, GPU], 1, 1),
         ("environment/NCCL_NVLS_ENABLE", "0", 1, 1),
         ("environment/TORCH_SYMM_MEM_DISABLE_MULTICAST", "1", 1, 1),
         ("environment/NVSHMEM_DISABLE_NVLS", "1", 1, 1),
-        ("environment/TIDE_MULTICAST", "0", 1, 1),
+        ("knobs/TIDE_MULTICAST", "0", 1, 1),
         ("gpus/nvlinks", [0, 0], 1, 2),
         ("gpus/nvlinks", None, 1, 2),
         ("gpus/peer access", [[1, 0], [1, 1]], 1, 3),
@@ -96,7 +98,9 @@ def test_each_obstacle_closes_the_paths_that_need_it(
     for closed in step.better:
         assert all(obstacle.why and obstacle.change for obstacle in closed.obstacles)
         assert closed.obstacles
-    if not path.startswith("versions/tide"):
+    if path in ("versions/tide extension", "knobs/TIDE_FSDP"):
+        assert all(name.startswith("stock") for name in taken(facts))
+    else:
         # What closes one kind of traffic leaves the others alone.
         alike = {ladder} if ladder < 2 else {2, 3}  # between hosts both kinds need the same
         others = [other for at, other in enumerate(taken(facts)) if at not in alike]
@@ -156,6 +160,14 @@ def test_doctor_alone(tide) -> None:
     assert by_name["TIDE_FSDP"]["default"] == "both"
     assert by_name["TIDE_FSPD"]["problem"] == "not a knob of tide; did you mean TIDE_FSDP?"
     assert found["paths"][0]["taken"].startswith("tide")
+    assert max(map(len, tide("doctor").stdout.splitlines())) <= 100
+
+
+def test_a_knob_closes_a_path(tide) -> None:
+    """The environment reaches the judgement."""
+    (first, *_) = json.loads(tide("doctor", "--json", TIDE_FSDP="0").stdout)["paths"]
+    assert first["taken"].startswith("stock")
+    assert "TIDE_FSDP=0" in first["better"][0]["obstacles"][0]["why"]
 
 
 def test_doctor_under_torchrun(torchrun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -88,3 +89,65 @@ def test_sigterm_leaves_like_ctrl_c(tmp_path: Path) -> None:
 )
 def test_sizes(number: int, text: str) -> None:
     assert units.size(number) == text
+
+
+def test_progress_is_shown_after_two_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(look.time, "monotonic", lambda: now[0])
+    with look.progress("reading") as shown:
+        for seconds, told in (
+            (1.9, ""),
+            (0.2, "reading  50% half (2 s)"),
+            (1, ""),
+            (20, "reading"),
+        ):
+            now[0] += seconds
+            shown.update(0.5, "half")
+            said = capsys.readouterr()
+            assert said.out == ""
+            assert told in said.err and bool(said.err) == bool(told)
+
+
+def test_progress_of_a_call_that_tells_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(look, "PATIENCE_SECONDS", 0.1)
+    said = ""
+    with look.ticking("simulating"):
+        deadline = time.monotonic() + 30
+        while not said and time.monotonic() < deadline:
+            said = capsys.readouterr().err
+            time.sleep(0.05)
+    assert "simulating" in said
+
+
+def test_json_is_json_also_of_what_is_not_finite() -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    value = {"a": [1.5, float("nan"), {"b": -float("inf")}], "c": (float("inf"), "x", True, None)}
+    read = json.loads(look.json_text(value), parse_constant=refuse)
+    assert read == {"a": [1.5, None, {"b": None}], "c": [None, "x", True, None]}
+
+
+def test_a_call_that_does_not_listen_is_interrupted() -> None:
+    program = (
+        "import ctypes\nfrom tide import look\n"
+        "print('in', flush=True)\n"
+        "look.interruptible(lambda: ctypes.CDLL(None).sleep(60))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "in\n"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
+    with pytest.raises(ZeroDivisionError):
+        look.interruptible(lambda: 1 // 0)
+    assert look.interruptible(lambda: 3) == 3

@@ -210,6 +210,9 @@ def test_three_ranks_from_start_to_verdict(tide, tmp_path: Path) -> None:
     # Kept runs are not repeated; a changed one is.
     times = {p: p.stat().st_mtime_ns for p in out.glob("*/result.json")}
     assert json.loads(tide("parity", *options).stdout) == result
+    text = tide("parity", *options[:-1]).stdout
+    assert result["sentence"] in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
     assert times == {p: p.stat().st_mtime_ns for p in out.glob("*/result.json")}
 
 

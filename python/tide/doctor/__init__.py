@@ -57,18 +57,18 @@ def command(as_json: bool, timeout: float) -> int:
     from tide.doctor import knob_table, text
 
     quiet = os.environ.get("RANK", "0") != "0"
+    knob_states = knob_table.states()
+    different: list[str] = []
     with contextlib.nullcontext() if quiet else look.ticking("looking"):
         facts = facts_module.collect()
-    knob_states = knob_table.states()
-    facts["knobs"] = {knob.name: knob.value for knob in knob_states}
-    launch = facts["launch"]
-    rank, ranks = launch.get("rank", 0), launch.get("ranks", 1)
-    different: list[str] = []
-    if ranks > 1:
-        received = look.interruptible(lambda: launches.exchange(facts, rank, ranks, timeout))
-        if rank != 0:
-            return 0
-        different = launches.differences(received)
+        facts["knobs"] = {knob.name: knob.value for knob in knob_states}
+        launch = facts["launch"]
+        rank, ranks = launch.get("rank", 0), launch.get("ranks", 1)
+        if ranks > 1:
+            received = look.interruptible(lambda: launches.exchange(facts, rank, ranks, timeout))
+            different = launches.differences(received)
+    if rank != 0:
+        return 0
     steps = paths.ladders(facts, build(), launch.get("hosts", 1))
     if as_json:
         look.print_json(as_dict(facts, steps, knob_states, different))

@@ -63,8 +63,8 @@ def store_of_launch(rank: int, seconds: float) -> Any:
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not address or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise BadInput(
-            "WORLD_SIZE says that there are other ranks, but MASTER_ADDR and MASTER_PORT do not say "
-            "where"
+            "WORLD_SIZE says that there are other ranks, but MASTER_ADDR and MASTER_PORT do not "
+            "say where"
         )
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     patience = timedelta(seconds=seconds)

@@ -77,12 +77,28 @@ def found(*checks: tuple[bool, str, str]) -> tuple[Obstacle, ...]:
     return tuple(Obstacle(why, change) for is_open, why, change in checks if not is_open)
 
 
+def tide_checks(facts: Facts) -> tuple[tuple[bool, str, str], ...]:
+    """What every path of tide needs."""
+    extension = facts["versions"]["tide extension"]
+    return (
+        (
+            extension.startswith("built for"),
+            extension,
+            "rebuild tide in this environment: pip install .",
+        ),
+        (
+            facts["knobs"].get("TIDE_FSDP") != "0",
+            "TIDE_FSDP=0 leaves FSDP2 as it is",
+            "unset TIDE_FSDP",
+        ),
+    )
+
+
 def cpu_inside(facts: Facts, served: Sequence[str]) -> Ladder:
-    host, versions = facts["host"], facts["versions"]
-    usable = versions["tide extension"].startswith("built for")
+    host = facts["host"]
     files = host["open files"]
     checks = (
-        (usable, versions["tide extension"], "rebuild tide in this environment: pip install ."),
+        *tide_checks(facts),
         ("cpu" in served, "this build does not serve CPU tensors", "build tide from its sources"),
         (
             bool(host["shared memory by descriptor"]),
@@ -107,12 +123,11 @@ def cpu_inside(facts: Facts, served: Sequence[str]) -> Ladder:
 def gpu_inside(facts: Facts, build: Build) -> Ladder:
     gpus, versions, environment = facts["gpus"], facts["versions"], facts["environment"]
     devices = gpus["devices"]
-    usable = versions["tide extension"].startswith("built for")
     connections = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
     driver = versions["cuda driver"] or "0"
     every: Callable[[str], bool] = lambda name: all(d.get(name) for d in devices)  # noqa: E731
     base = (
-        (usable, versions["tide extension"], "rebuild tide in this environment: pip install ."),
+        *tide_checks(facts),
         (
             "cuda" in build.devices,
             f"this build of tide serves {', '.join(build.devices)} tensors only",
@@ -151,7 +166,7 @@ def gpu_inside(facts: Facts, build: Build) -> Ladder:
         (
             Rung(
                 "tide: copy engines, one multicast copy to all peers",
-                found(*base, *one, *peers, *nvlink, *multicast(devices, environment, build)),
+                found(*base, *one, *peers, *nvlink, *multicast(facts, build)),
             ),
             Rung(
                 "tide: copy engines, one copy to each peer over NVLink",
@@ -163,10 +178,10 @@ def gpu_inside(facts: Facts, build: Build) -> Ladder:
     )
 
 
-def multicast(
-    devices: list[Facts], environment: Facts, build: Build
-) -> list[tuple[bool, str, str]]:
-    off = [n for n, value in MULTICAST_SWITCHES.items() if environment.get(n) == value]
+def multicast(facts: Facts, build: Build) -> list[tuple[bool, str, str]]:
+    devices = facts["gpus"]["devices"]
+    said = {**facts["environment"], **facts["knobs"]}
+    off = [name for name, value in MULTICAST_SWITCHES.items() if said.get(name) == value]
     capable = all(device.get("multicast") for device in devices)
     return [
         (
@@ -225,6 +240,7 @@ def gpu_between(facts: Facts, served: Sequence[str], launch: str) -> Ladder:
 
 def ucx_checks(facts: Facts, is_served: bool, tensors: str) -> tuple[tuple[bool, str, str], ...]:
     return (
+        *tide_checks(facts),
         (
             is_served,
             f"this build of tide moves no {tensors} tensors between hosts",
