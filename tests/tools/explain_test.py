@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from harness import run_ranks
 from tide import dumps
 from tide.explain import words
+from tide.fsdp import steps
 from tide.fsdp.report import report
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -128,6 +130,30 @@ def test_foreign_files(tide, tmp_path: Path, content: bytes) -> None:
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
 
 
+class Page(HTMLParser):
+    """What a page asks a browser to fetch, its headings, and the rows of each table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.headings: list[str] = []
+        self.rows: list[int] = []
+        self._in_heading = False
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attributes if name in ("src", "href")]
+        if tag == "table":
+            self.rows.append(0)
+        elif tag == "tr":
+            self.rows[-1] += 1
+        self._in_heading = tag in ("h1", "h2")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_heading:
+            self.headings.append(data)
+            self._in_heading = False
+
+
 def test_the_report_knows_who_was_late(tmp_path: Path) -> None:
     def body(rank: int, size: int) -> Any:
         trained = model()
@@ -138,7 +164,14 @@ def test_the_report_knows_who_was_late(tmp_path: Path) -> None:
         found = report(trained)
         if rank == 0:
             found.html(tmp_path / "report.html")
-        assert max(map(len, found.waits_table().splitlines())) <= 100
+        for table in (found.waits_table(), found.steps_table()):
+            assert max(map(len, table.splitlines())) <= 100
+        # Before the first step ranks meet to plan, and the late one is not late any more.
+        assert len(found.steps) == 3
+        assert [one.latest for one in found.steps[1:]] == [2] * 2 or rank == 2
+        assert sum(one.calls for one in found.steps) == sum(r.gathers + r.reduces for r in found)
+        waited = sum(one.waited for one in found.steps)
+        assert waited <= sum(row.seconds for row in found.waits) * 1.01
         return found.waits_dict()
 
     by_rank = run_ranks(3, body)
@@ -151,8 +184,59 @@ def test_the_report_knows_who_was_late(tmp_path: Path) -> None:
             assert sum(row["histogram"]) == row["waits"]
             assert sum(row["causes"].values()) == pytest.approx(row["seconds"])
             assert sum(row["ranks"]) == pytest.approx(row["seconds"])
-    text = (tmp_path / "report.html").read_text()
-    assert "<h1>tide.report" in text and "http" not in text
+    page = (tmp_path / "report.html").read_text()
+    shown = Page()
+    shown.feed(page)
+    assert shown.addresses == []  # a browser asks nobody for anything
+    assert "http" not in page and "url(" not in page and "@import" not in page
+    assert shown.headings == [
+        "tide.report",
+        "Waits of this rank",
+        "Last steps of this rank, the newest last",
+    ]
+    assert shown.rows == [1 + 2, 1 + 4, 1 + 3]  # heads, groups, directions, steps
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "lengths"),
+    [
+        ("ga gb gb rb ga ra ga gb gb rb ga ra ga gb", True, [6, 6]),
+        # The beginning is lost: from the first whole step on.
+        ("rb ga ra ga gb gb rb ga ra ga gb gb rb ga ra", False, [6, 6]),
+        ("ra ga gb gb rb ga ra ga gb gb rb", False, [6]),
+        # Group b takes no part in the second step.
+        ("ga gb gb rb ga ra ga ga ra ga gb gb rb ga ra", True, [6, 3, 6]),
+        # Parameters that stay unsharded in between, and a backward without reduces before one with.
+        ("ga gb rb ra ga gb rb ra", True, [4, 4]),
+        ("ga gb gb ga ga gb gb rb ga ra ga gb gb ga ga gb gb rb ga ra", True, [10, 10]),
+        ("rb ra rb ra", True, [2, 2]),
+        ("ga ga ra", True, [3]),
+        ("ga gb", True, []),
+        ("", True, []),
+    ],
+)
+def test_steps_end_with_the_reduce_that_a_forward_follows(
+    text: str, whole: bool, lengths: list[int]
+) -> None:
+    kinds = {"g": "gather", "r": "reduce"}
+    words = text.split()
+    calls = [call(i, kind=kinds[w[0]], subject=f"'{w[1]}'") for i, w in enumerate(words)]
+    assert [len(one) for one in steps.cut(calls, whole)] == lengths
+
+
+def test_a_step_tells_whom_it_waited_for() -> None:
+    waits = [
+        call(0, waited_microseconds=5, longest_for_rank=1),
+        call(1, subject="'b'", waited_microseconds=20, longest_for_rank=2),
+        call(2, subject="'b'"),
+        call(3, subject="'c'", waited_microseconds=10, longest_for_rank=2),
+    ]
+    found = steps.step("0", waits)
+    assert (found.calls, found.latest, found.slowest) == (4, 2, "b")
+    assert found.waited == pytest.approx(35e-6)
+    assert found.ranks == {1: pytest.approx(5e-6), 2: pytest.approx(30e-6)}
+    assert "2 (86%)" in steps.table([found])
+    assert steps.step("0", [call(0)]).latest is None
 
 
 def test_the_profiler_shows_ranges_with_bytes() -> None:

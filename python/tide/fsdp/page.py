@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tide.fsdp.report import Report
+    from tide.fsdp.steps import Step
     from tide.fsdp.waits import Waits
 
 STYLE = """
@@ -28,6 +29,8 @@ def page(report: Report) -> str:
     )
     most = max((time for one in report.waits for time in one.ranks), default=0.0) or 1.0
     waits = "".join(waits_row(one, most) for one in report.waits)
+    slowest = max((one.waited for one in report.steps), default=0.0) or 1.0
+    steps = "".join(steps_row(one, slowest) for one in report.steps)
     return (
         "<!doctype html><meta charset=utf-8><title>tide.report</title>"
         f"<style>{STYLE}</style><h1>tide.report</h1>"
@@ -36,6 +39,9 @@ def page(report: Report) -> str:
         f"<th>calls<th>reason</tr>{rows}</table><h2>Waits of this rank</h2>"
         "<table><tr><th>group<th>kind<th>calls<th>ms in all<th>causes<th>for each rank"
         f"<th>how long (powers of two, us)</tr>{waits}</table>"
+        "<h2>Last steps of this rank, the newest last</h2>"
+        "<table><tr><th>process group<th>calls<th>ms waited<th>most for rank<th>most in group"
+        f"<th>for each rank</tr>{steps}</table>"
     )
 
 
@@ -55,4 +61,18 @@ def waits_row(one: Waits, most: float) -> str:
     return (
         f"<tr><td>{escape(one.group)}</td><td>{one.kind}</td><td>{one.calls}</td>"
         f"<td>{one.seconds * 1e3:.1f}</td><td>{causes}</td><td>{bars}</td><td>{buckets}</td></tr>"
+    )
+
+
+def steps_row(one: Step, most: float) -> str:
+    bars = "<br>".join(
+        f"{rank} <span class=bar style='width:{time / most * 120:.0f}px' "
+        f"title='{time * 1e3:.1f} ms'></span>"
+        for rank, time in one.ranks.items()
+    )
+    latest = "-" if one.latest is None else one.latest
+    return (
+        f"<tr><td>{escape(one.process_group)}</td><td>{one.calls}</td>"
+        f"<td>{one.waited * 1e3:.1f}</td><td>{latest}</td><td>{escape(one.slowest or '-')}</td>"
+        f"<td>{bars}</td></tr>"
     )

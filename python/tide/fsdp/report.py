@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from tide import units
-from tide.fsdp import backends, eligibility, page, seam, waits
+from tide.fsdp import backends, eligibility, page, seam, steps, waits
 from tide.fsdp.plan import groups_of
 from tide.fsdp.record import GroupRecord, record_of
 
@@ -63,6 +63,7 @@ class Report:
     waits: list[waits.Waits] = field(default_factory=list)  # this rank's: not equal on all
     # By process group, of those that span nodes: _C.Backend.nodes(), with this rank's rail.
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    steps: list[steps.Step] = field(default_factory=list)  # this rank's last ones
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -79,8 +80,16 @@ class Report:
         """By group: how long this rank waited, for what, and for which rank most."""
         return waits.table(self.waits)
 
+    def steps_dict(self) -> list[dict[str, Any]]:
+        return [asdict(one) for one in self.steps]
+
+    def steps_table(self) -> str:
+        """The last steps: how long this rank waited in each, for which rank and in which group
+        most."""
+        return steps.table(self.steps)
+
     def html(self, path: str | Path) -> None:
-        """Writes the report and the waits as one page that needs no network."""
+        """Writes the report, the waits and the last steps as one page that needs no network."""
         Path(path).write_text(page.page(self))
 
     def __iter__(self) -> Iterator[Row]:
@@ -121,6 +130,7 @@ def report(model: torch.nn.Module) -> Report:
         no_multicast,
         waits.of(list(arenas.values()), calls),
         _nodes(arenas.values()),
+        steps.of(arenas.values(), {row.group for row in rows}),
     )
 
 
