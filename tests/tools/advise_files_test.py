@@ -7,12 +7,13 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tide.advise import read, stream
+from tide.advise import estimate, read, stream
 from tide.look import BadInput
 
 from tests.tools.advise_test import STEP, event, gpu_step, gpu_trace, near, trace
@@ -184,3 +185,89 @@ def test_a_small_file_that_unzips_to_a_string_without_end(tmp_path: Path) -> Non
     steps, gathers, grown = peak(tmp_path, tmp_path / "t.json.gz")
     assert (steps, gathers) == (1, 200)
     assert grown < 4 * stream.LARGEST_VALUE
+
+
+GENERIC = "ncclDevKernel_Generic_4(ncclDevKernelArgs)"
+STORAGE = "(ncclDevKernelArgsStorage<4096ul>)"
+FORMS: dict[str, tuple[str, list[tuple[str, str, str]], str, str]] = {
+    # form: (category of kernels, [(kernel, its "Collective name", kind)], device, what is said)
+    "torch 1, V100, capital categories": (
+        "Kernel",
+        [
+            ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "", "all-reduce"),
+            ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclWorkElem)", "", "broadcast"),
+        ],
+        "Tesla V100-SXM2-32GB",
+        "all-reduce",
+    ),
+    "A100 with send and receive": (
+        "kernel",
+        [
+            ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "", "send and receive"),
+            ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*)", "", "gather"),
+        ],
+        "NVIDIA A100-SXM4-40GB",
+        "send and receive",
+    ),
+    "AMD, one kernel for all collectives": (
+        "kernel",
+        [
+            (GENERIC, "_reduce_scatter_base", "reduce"),
+            (GENERIC, "_allgather_base", "gather"),
+            (GENERIC, "all_to_allv", "all-to-all"),
+        ],
+        "AMD Instinct MI250X",
+        "tide serves CPUs and NVIDIA GPUs",
+    ),
+    "torch 2.15, H200": (
+        "kernel",
+        [
+            (f"ncclDevKernel_AllGather_RING_LL{STORAGE}", "_allgather_base", "gather"),
+            (f"ncclDevKernel_ReduceScatter_Sum_f32_RING_LL{STORAGE}", "", "reduce"),
+            ("ncclSymkDevKernel_AllGather_LLMC", "", "gather"),
+        ],
+        "NVIDIA H200",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_forms_of_public_traces(tmp_path: Path, form: str) -> None:
+    """A few kernels each, 10 us one after another, under a header of their time."""
+    category, kernels, device, said = FORMS[form]
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 5e12, "args": {"name": "p"}},
+        {"ph": "s", "id": 1, "pid": 0, "tid": 0, "ts": 5e12, "cat": "ac2g", "name": "ac2g"},
+        event("user_annotation", "ProfilerStep#9", 5e12, 100),
+    ]
+    for at, (name, collective, _) in enumerate(kernels):
+        told = {"Collective name": collective} if collective else {}
+        events.append(event(category, name, 5e12 + 20 * at, 10, **told))
+        events.append(event(category, "void at::native::vectorized_kernel", 5e12 + 90, 5))
+    header = {
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": 1727810000000000000,
+        "deviceProperties": [{"id": 0, "name": device, "numSms": 80}],
+        "distributedInfo": {"backend": "nccl", "rank": 1, "world_size": 2},
+        "trace_id": "9BF6",
+    }
+    (tmp_path / "t.json").write_text(trace(events, **header))
+    result = read(tmp_path / "t.json")
+    wanted = {kind: 10.0 * n for kind, n in Counter(kind for _, _, kind in kernels).items()}
+    found = {kind: seconds * 1e6 for kind, seconds in result.resident.items()}
+    assert found == pytest.approx(wanted, rel=1e-3)
+    assert result.on_gpu and result.device == device and result.steps == 1
+    assert estimate.verdict(result, estimate.gain(result), 0.03)[0] == "nothing"
+    assert said in " ".join(estimate.not_served(result))
+
+
+def test_fsdp1_is_named(tmp_path: Path) -> None:
+    events = [
+        event("user_annotation", "FullyShardedDataParallel.forward", 0, 100),
+        event("kernel", "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*)", 10, 20),
+    ]
+    (tmp_path / "t.json").write_text(trace(events))
+    result = read(tmp_path / "t.json")
+    assert result.fsdp1 and not result.fsdp2
+    assert "FSDP1" in " ".join(estimate.not_served(result))
