@@ -216,6 +216,24 @@ def test_three_ranks_from_start_to_verdict(tide, tmp_path: Path) -> None:
     assert times == {p: p.stat().st_mtime_ns for p in out.glob("*/result.json")}
 
 
+def test_a_fourth_run_that_fails_leaves_the_verdict(tide, tmp_path: Path) -> None:
+    """Of a script that knows two backends; stock runs are of one rank and bit-equal."""
+    (tmp_path / "train.py").write_text(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "print('step 0 loss 1.5')\n"
+        "dist.destroy_process_group()\n"
+    )
+    options = ["train.py", "--ranks", "1", "--also", "telepathy"]
+    done = tide("parity", *options)
+    assert done.returncode == 0, done.stderr
+    assert "tide is bit-equal to stock" in done.stdout
+    assert "note: run 'telepathy' ended with 1" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    (sentence,) = json.loads(tide("parity", *options, "--json").stdout)["failed_runs"]
+    assert "telepathy" in sentence
+
+
 def test_a_script_that_logs_nothing_or_fails(tide, tmp_path: Path) -> None:
     (tmp_path / "quiet.py").write_text("")
     (tmp_path / "wrong.py").write_text("raise KeyError('no such thing')")

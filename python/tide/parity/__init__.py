@@ -74,8 +74,8 @@ def command(
         raise look.BadInput(f"there is no script {script}")
     look.folder(out)
     plan = runs.Plan(script, arguments, ranks, stock, also, seed, out)
-    found = runs.everything(plan)
-    result = show.judged(found, window, from_step)
+    found, failures = runs.everything(plan)
+    result = {**show.judged(found, window, from_step), "failed_runs": failures}
     show.save(result, found, out)
     if as_json:
         look.print_json(result)

@@ -45,14 +45,18 @@ class Plan:
         return hashlib.sha256(repr([*parts, self.settings(name)]).encode()).hexdigest()[:16]
 
 
-def everything(plan: Plan) -> dict[str, Json]:
-    """Name of a run -> its result; kept ones are read."""
+def everything(plan: Plan) -> tuple[dict[str, Json], list[str]]:
+    """Name of a run -> its result (kept ones are read), and why a run that is not needed for a
+    verdict has none."""
     found = {name: one(plan, name) for name in ("stock 1", "stock 2", "tide")}
-    if losses(found["stock 1"]) == losses(found["stock 2"]):
-        found["stock, reordered"] = one(plan, "stock, reordered")
-    if plan.also:
-        found[plan.also] = one(plan, plan.also)
-    return found
+    failures = []
+    equal = losses(found["stock 1"]) == losses(found["stock 2"])
+    for name in (*(("stock, reordered",) if equal else ()), *((plan.also,) if plan.also else ())):
+        try:
+            found[name] = one(plan, name)
+        except look.BadInput as error:
+            failures.append(error.message)
+    return found, failures
 
 
 def losses(result: Json) -> compare.Losses:

@@ -64,12 +64,16 @@ def text(result: Json, out: Path) -> str:
         f"{result['from_step']} on"
     )
     if result["stock_runs_bit_equal"]:
-        lines.append(
-            "the two stock runs are bit-equal; the yardstick is a stock run whose gradients are "
-            "divided"
-        )
-        lines.append("first and summed in another order of ranks")
+        said = "the two stock runs are bit-equal"
+        if "stock, reordered" in result["runs"]:
+            said += (
+                "; the yardstick is a stock run whose gradients are divided first and summed in "
+                "another order of ranks"
+            )
+        lines += textwrap.wrap(said, look.WIDTH)
     lines += textwrap.wrap(result["sentence"], look.WIDTH)
+    for failure in result["failed_runs"]:
+        lines += textwrap.wrap(f"note: {failure}", look.WIDTH, subsequent_indent="    ")
     lines.append(f"written: {out}/parity.json, {out}/parity.png")
     return "\n".join(lines)
 
