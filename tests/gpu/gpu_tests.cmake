@@ -8,7 +8,8 @@ foreach(test_source ${TIDE_GPU_TESTS})
   gtest_discover_tests(${test_name} TEST_PREFIX gpu. DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300
     ENVIRONMENT "NCCL_NVLS_ENABLE=0;TORCH_SYMM_MEM_DISABLE_MULTICAST=1;NVSHMEM_DISABLE_NVLS=1")
 endforeach()
-target_sources(gpu_cuda_engine_test PRIVATE ${CMAKE_SOURCE_DIR}/tests/unit/cuda_driver_fake.cc)
+target_sources(gpu_cuda_engine_test PRIVATE
+  ${CMAKE_SOURCE_DIR}/tests/unit/cuda_driver_fake.cc ${CMAKE_SOURCE_DIR}/tests/unit/cuda_multicast_fake.cc)
 
 if(TIDE_NVCC)
   set(read_only ${CMAKE_BINARY_DIR}/read_only.fatbin)
