@@ -248,7 +248,7 @@ def tables(report: Json) -> list[Table]:
     type=click.IntRange(2),
     default=(2, 4),
     show_default=True,
-    help="Repeatable.",
+    help="On this host; repeatable.",
 )
 @click.option(
     "--case",
@@ -257,9 +257,15 @@ def tables(report: Json) -> list[Table]:
     type=click.Choice(["gather", "reduce", "path", "step", "memory"]),
     default=("gather", "reduce", "path", "step", "memory"),
     show_default=True,
-    help="Repeatable.",
+    help="What is compared; repeatable.",
 )
-@click.option("--repetitions", default=15, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--repetitions",
+    default=15,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Of each backend, in turns.",
+)
 @click.option(
     "--operation-mib",
     default=32,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +25,35 @@ def test_help_fits_and_says_more_than_the_list(verb: str) -> None:
     text = command.get_help(command.make_context(verb, [], resilient_parsing=True))
     assert max(map(len, text.splitlines())) <= 100
     assert len(text.splitlines()) > 5
+
+
+def examples() -> list[str]:
+    """Every command `tide ...` that the README or a verb's help shows."""
+    readme = Path(__file__).parents[2] / "README.md"
+    texts = [readme.read_text()]
+    for verb in cli.VERBS:
+        help_text = cli.main.get_command(None, verb).help  # type: ignore[arg-type,attr-defined]
+        texts.append(inspect.cleandoc(help_text or ""))
+    shown = re.compile(r"^(?: {4,}|\S.*--no-python )(tide [a-z].*)$", re.MULTILINE)
+    return sorted({line for text in texts for line in shown.findall(text)})
+
+
+def test_examples_are_taken() -> None:
+    """Parsed, not run: verbs and options are there."""
+    found = examples()
+    assert {line.split()[1] for line in found} == set(cli.VERBS)
+    for line in found:
+        verb, *arguments = shlex.split(line, comments=True)[1:]
+        command = cli.main.get_command(None, verb)  # type: ignore[arg-type,attr-defined]
+        command.make_context(verb, arguments)
+
+
+def test_the_readmes_script_is_python() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert any("--profile" in block for block in blocks)
+    for block in blocks:
+        compile(block, "README.md", "exec")
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,25 @@ def log(step: int, loss: float) -> None:
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--ranks", default=2, show_default=True, type=click.IntRange(1), help="On this host.")
-@click.option("--stock", default="", help="Backend of the stock runs  [the script's own]")
+@click.option("--stock", default="", help="Backend of the stock runs  [default: the script's]")
 @click.option("--also", default="", help="A fourth run: another backend's name, or symmmem.")
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(0, (1 << 32) - 1))
-@click.option("--window", default=50, show_default=True, type=click.IntRange(1), help="Steps.")
-@click.option("--from-step", type=click.IntRange(0), help="First step compared  [half of all]")
+@click.option(
+    "--seed",
+    default=1,
+    show_default=True,
+    type=click.IntRange(0, (1 << 32) - 1),
+    help="Of every run: random, numpy, torch, PYTHONHASHSEED.",
+)
+@click.option(
+    "--window",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Steps of the moving mean, half of all at most.",
+)
+@click.option(
+    "--from-step", type=click.IntRange(0), help="First step compared  [default: half of all]"
+)
 @click.option(
     "--out",
     default=Path("tide-parity"),
@@ -60,12 +74,14 @@ def command(
     changed string and compares losses, step times and memory.
 
     The script logs its loss in any of these ways: a line with "loss 1.23" (and "step 7"), JSON
-    lines, TensorBoard, or tide.parity.log(step, loss). Seeds are set before it starts. Options of
-    the script go behind it, after --. An interrupted call goes on where it was.
+    lines (printed, or in a file *.jsonl), TensorBoard, or tide.parity.log(step, loss). Seeds are
+    set before it starts. Options of the script go behind it, after --. Runs that ended are kept in
+    --out: an interrupted call goes on with the next one.
 
     \b
         tide parity train.py --ranks 8 -- --config small.toml
 
+    Where the stock runs are bit-equal, a stock run that sums gradients in another order measures.
     Exit code 1 where tide is outside the distance of the stock runs.
     """
     from tide.parity import runs, show

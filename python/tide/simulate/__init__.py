@@ -31,7 +31,7 @@ def choice(name: str, *values: str, text: str) -> Callable[[Decorated], Decorate
 
 @click.command("simulate")
 @click.option("--cluster", "cluster_name", default="dgx-h200", show_default=True, help=CLUSTERS)
-@click.option("--gpus", default=64, show_default=True, type=int)
+@click.option("--gpus", default=64, show_default=True, type=int, help="In all.")
 @click.option("--model", "model_name", default="llama-70b", show_default=True, help=MODELS)
 @click.option("--tokens", default=8192, show_default=True, type=click.IntRange(1), help="A GPU.")
 @click.option("--sequence", type=click.IntRange(1), help="Tokens that attend to each other [all].")
