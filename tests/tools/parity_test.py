@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from tide import parity
 from tide.parity import compare
 from tide.parity.recorder import Recorder
+from tide.parity.runs import Plan
 
 
 def test_moving_means() -> None:
@@ -106,6 +108,30 @@ def test_lines_that_tell_none(line: str) -> None:
     recorder = Recorder()
     recorder.line(line)
     assert not any(recorder.by_source.values())
+
+
+def test_a_run_is_kept_while_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, kept = tmp_path / "train.py", tmp_path / "result.json"
+    script.write_text("a")
+    plan = Plan(script, ("--steps", "3"), 2, "", "", 1, tmp_path)
+    assert plan.kept("tide", kept) is None
+    kept.write_text(json.dumps({"key": plan.key("tide"), "losses": [[0, 1.0]]}))
+    assert plan.kept("tide", kept) is not None
+    assert plan.kept("stock 1", kept) is None
+    assert replace(plan, again=True).kept("tide", kept) is None
+    for change in ({"seed": 2}, {"ranks": 3}, {"arguments": ("--steps", "4")}):
+        assert replace(plan, **change).kept("tide", kept) is None
+    monkeypatch.setenv("TIDE_MEMORY_MODE", "slot_reuse")
+    assert plan.kept("tide", kept) is None
+    monkeypatch.undo()
+    assert plan.kept("tide", kept) is not None
+    script.write_text("b")
+    assert plan.kept("tide", kept) is None
+    for broken in ('{"key": "', "[]", '{"key": 3}'):
+        kept.write_text(broken)
+        assert plan.kept("tide", kept) is None
 
 
 def test_log_outside_a_run_does_nothing() -> None:

@@ -57,6 +57,7 @@ def log(step: int, loss: float) -> None:
     type=click.Path(path_type=Path),
     help="Folder of logs, results and the picture; runs that ended there are not repeated.",
 )
+@click.option("--again", is_flag=True, help="Repeats runs that ended in --out.")
 @look.json_option
 def command(
     script: Path,
@@ -68,6 +69,7 @@ def command(
     window: int,
     from_step: int | None,
     out: Path,
+    again: bool,
     as_json: bool,
 ) -> int:
     """Is it right: runs a training script three times by torchrun (stock, stock, tide) with one
@@ -76,7 +78,8 @@ def command(
     The script logs its loss in any of these ways: a line with "loss 1.23" (and "step 7"), JSON
     lines (printed, or in a file *.jsonl), TensorBoard, or tide.parity.log(step, loss). Seeds are
     set before it starts. Options of the script go behind it, after --. Runs that ended are kept in
-    --out: an interrupted call goes on with the next one.
+    --out: an interrupted call goes on with the next one. What changes besides script, options,
+    TIDE_ variables and versions (data, imported modules) it cannot know: --again repeats all.
 
     \b
         tide parity train.py --ranks 8 -- --config small.toml
@@ -89,7 +92,7 @@ def command(
     if not script.is_file():
         raise look.BadInput(f"there is no script {script}")
     look.folder(out)
-    plan = runs.Plan(script, arguments, ranks, stock, also, seed, out)
+    plan = runs.Plan(script, arguments, ranks, stock, also, seed, out, again)
     found, failures = runs.everything(plan)
     result = {**show.judged(found, window, from_step), "failed_runs": failures}
     show.save(result, found, out)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -27,6 +29,7 @@ class Plan:
     also: str
     seed: int
     out: Path
+    again: bool = False  # runs that ended are repeated
 
     def settings(self, name: str) -> Json:
         backend = {"tide": "tide", self.also: self.also}.get(name, self.stock)
@@ -40,9 +43,22 @@ class Plan:
         }
 
     def key(self, name: str) -> str:
-        """Changes with whatever the run depends on."""
+        """Changes with the script (not with what it imports), its arguments, the settings, tide's
+        variables, and the versions of torch and tide."""
         parts = [self.script.read_bytes().decode(errors="replace"), self.arguments, self.ranks]
-        return hashlib.sha256(repr([*parts, self.settings(name)]).encode()).hexdigest()[:16]
+        variables = sorted(one for one in os.environ.items() if one[0].startswith("TIDE_"))
+        versions = [version(package) for package in ("torch", "tide")]
+        told = repr([*parts, self.settings(name), variables, versions])
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def kept(self, name: str, path: Path) -> Json | None:
+        """The result of a run that ended before, if this one would be the same."""
+        try:
+            result: Json = json.loads(path.read_text())
+            same = result["key"] == self.key(name) and bool(result["losses"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return result if same and not self.again else None
 
 
 def everything(plan: Plan) -> tuple[dict[str, Json], list[str]]:
@@ -66,11 +82,10 @@ def losses(result: Json) -> compare.Losses:
 def one(plan: Plan, name: str) -> Json:
     folder = plan.out / name.replace(",", "").replace(" ", "-").replace(":", "-")
     kept = folder / "result.json"
-    if kept.is_file():
-        result: Json = json.loads(kept.read_text())
-        if result.get("key") == plan.key(name):
-            return result
-    folder.mkdir(exist_ok=True)
+    before = plan.kept(name, kept)
+    if before is not None:
+        return before
+    look.folder(folder)
     for old in folder.glob("rank.*.json"):
         old.unlink()
     log = folder / "log"
