@@ -118,8 +118,7 @@ TEST(DriverApi, MulticastIsOutOfReachWhereAVariableForbidsIt) {
   const std::pair<const char*, const char*> forbidding[] = {
       {"NCCL_NVLS_ENABLE", "0"},
       {"TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"},
-      {"NVSHMEM_DISABLE_NVLS", "1"},
-      {"TIDE_MULTICAST", "off"}};
+      {"NVSHMEM_DISABLE_NVLS", "1"}};
   for (const auto& [name, value] : forbidding) {
     ::setenv(name, value, 1);
     const auto entries = multicast_entries(api.value());
