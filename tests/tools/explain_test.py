@@ -48,9 +48,39 @@ def waiting(sequence: int, peer: int) -> dict[str, Any]:
     return call(sequence, "running", waiting=f"{text}, wanted 35, got 34")
 
 
+def over_rails(sequence: int, node: int, rank: int) -> dict[str, Any]:
+    what = f"grant of round 0, part 0 from node {node} (rank {rank}), wanted 1, got 0"
+    return call(sequence, "running", waiting=f"gather {sequence} of 'layers.3', waiting for {what}")
+
+
+def failed(sequence: int, error: str) -> dict[str, Any]:
+    return call(sequence, "failed", error=f"peer lost: group '0', {error}")
+
+
+ENDED = (
+    "gather_credit from rank 2, wanted 5, got 4: rank 0 of group '0': rank 1 (process 27158) ended"
+)
+REPORTED = (
+    f"rank 0 failed while in gather 7: rank 0 reported: peer lost: group '0', rank 0: {ENDED}"
+)
+
+
 @pytest.mark.parametrize(
     ("by_rank", "culprit", "said"),
     [
+        # Two nodes of two: rank 3 waits over its rail for rank 1, and the others for those two.
+        (
+            ([waiting(17, 1)], [call(16)], [waiting(17, 3)], [over_rails(17, 0, 1)]),
+            1,
+            "everyone waited for rank 1: its last call is number 16",
+        ),
+        # Who ended is to blame, not who was waited for; a peer's words are not repeated.
+        (
+            ([failed(7, f"rank 0: {ENDED}")], None, [failed(7, f"rank 2: {REPORTED}")]),
+            1,
+            "rank 2: gather 7 of 'layers.3', failed after 10 us: peer lost: group '0', rank 2: rank "
+            "0 failed while in gather 7: rank 0 reported it",
+        ),
         # Everyone is in call 17, rank 2 never came to it.
         (([waiting(17, 2)], [waiting(17, 2)], [call(16)], [waiting(17, 2)]), 2, "everyone waited"),
         # Rank 0 waits for 1, which waits for 2: a chain ends at 2.

@@ -16,8 +16,8 @@ from tide.look import WIDTH
 from tide.units import duration
 
 Json = dict[str, Any]
-WAITED_FOR = re.compile(r"from rank (\d+)|waiting for rank (\d+)|for rank (\d+)")
-LOST = re.compile(r"rank (\d+)[^.;]*?(?:died|is gone|left|has gone|closed|exited|killed)")
+WAITED_FOR = re.compile(r"from (?:node \d+ \()?rank (\d+)")
+LOST = re.compile(r"rank (\d+)(?: \(process \d+\))? (?:ended|has closed|closed its connection)")
 
 
 def explain(dumps: list[Json]) -> list[Json]:
@@ -68,12 +68,9 @@ def waited_for(record: Json) -> int | None:
     if call is None:
         return None
     text = call.get("waiting") or call.get("error") or ""
-    lost = LOST.search(text)
-    match = lost or WAITED_FOR.search(text)
-    if match:
-        who = int(next(part for part in match.groups() if part is not None))
-        return who if who != record["rank"] else None
-    return call.get("longest_for_rank")
+    match = LOST.search(text) or WAITED_FOR.search(text)
+    who = int(match.group(1)) if match else int(call.get("longest_for_rank", -1))
+    return who if who not in (-1, record["rank"]) else None
 
 
 def last_call(record: Json) -> int:
@@ -126,8 +123,9 @@ def what_it_did(call: Json) -> str:
     subject = call["subject"].strip("'")
     text = f"{call['kind']} {call['sequence']} of '{subject}', {call['state']} "
     text += f"after {duration(call['microseconds'] / 1e6)}"
-    reason = call.get("waiting") or call.get("error")
-    return f"{text}: {reason}" if reason else text
+    reason = call.get("waiting") or call.get("error") or ""
+    own, reported, _ = reason.partition(" reported: ")  # what a peer said is that peer's sentence
+    return f"{text}: {own}{' reported it' if reported else ''}" if reason else text
 
 
 def usually_late(records: dict[int, Json]) -> str:
