@@ -78,8 +78,8 @@ REPORTED = (
         (
             ([failed(7, f"rank 0: {ENDED}")], None, [failed(7, f"rank 2: {REPORTED}")]),
             1,
-            "rank 2: gather 7 of 'layers.3', failed after 10 us: peer lost: group '0', rank 2: rank "
-            "0 failed while in gather 7: rank 0 reported it",
+            "rank 2: gather 7 of 'layers.3', failed after 10 us: peer lost: group '0', rank 2: "
+            "rank 0 failed while in gather 7: rank 0 reported it",
         ),
         # Everyone is in call 17, rank 2 never came to it.
         (([waiting(17, 2)], [waiting(17, 2)], [call(16)], [waiting(17, 2)]), 2, "everyone waited"),
