@@ -64,6 +64,7 @@ Result<std::shared_ptr<Group>> EngineLink::make() {
   setup.node_size = options.node_size;
   setup.on_gpu = options.device != kHostMemory;
   setup.rail = options.rail;
+  setup.timeout = options.group.timeout;
   setup.deadline = deadline;
   Result<GroupNodes> nodes = set_up_nodes(setup, store_);
   if (!nodes.is_ok()) return nodes.status();

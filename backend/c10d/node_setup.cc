@@ -155,9 +155,7 @@ class NodeSetup {
     group.rail = topology.rail(local);
     group.store =
         std::make_shared<PrefixedKeys>(store_, "nodes/rail/" + std::to_string(local) + "/");
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(options_.deadline - Clock::now());
-    group.peer_timeout = std::clamp(left, std::chrono::milliseconds(1), kLongestSilence);
+    group.peer_timeout = std::min(options_.timeout, kLongestSilence);
     if (!rail.is_ok()) group.refusal = rail.status().message();
     Result<std::unique_ptr<Network>> network =
         connect_ucx_group(rail.is_ok() ? rail.value() : nullptr, group, options_.deadline);

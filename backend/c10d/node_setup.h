@@ -31,7 +31,9 @@ struct NodeSetupOptions {
   int64_t node_size = 0;  // 0: ranks of one host are one node; else program ranks of each
   bool on_gpu = false;    // the group serves a GPU's memory
   RailOptions rail;
-  Deadline deadline;
+  std::chrono::milliseconds timeout{30'000};  // of the group's waits: a node silent for so long is
+                                              // lost, after 30 s at the latest
+  Deadline deadline;                          // of the set-up
 };
 
 // Collective. kUnsupported, with the same reason on all ranks, when the nodes are unequal, a rank
